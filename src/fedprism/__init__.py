@@ -1,0 +1,136 @@
+"""fedprism shows what a federated-learning update gives away, and what a defense really buys.
+
+    import fedprism as fp
+
+    scenario = fp.Scenario(model=model, clients=[fp.Batch(x, y)], defense=fp.chain(fp.defenses.Prune(0.9)))
+    observation, truth = fp.simulate(scenario, fp.threats.honest_but_curious, seed=0)
+    reconstruction = fp.run(fp.attacks.inverting_gradients(), observation, seed=0)
+    print(fp.score(reconstruction, truth))
+
+Names are imported when they are first used, so that `import fedprism` and `fedprism --help` do not wait for torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedprism import (
+        attacks,
+        client,
+        data,
+        defenses,
+        errors,
+        io,
+        losses,
+        metrics,
+        models,
+        solvers,
+        threats,
+        types,
+    )
+    from fedprism.attacks.base import then
+    from fedprism.client import FedAvg, FedSGD, local_update
+    from fedprism.defenses.base import chain
+    from fedprism.errors import FedprismError, MissingKnowledge, NotApplicable
+    from fedprism.running import residual, run
+    from fedprism.scoring import Scores, match, score
+    from fedprism.simulation import Scenario, simulate
+    from fedprism.threats import ThreatModel
+    from fedprism.truth import Truth
+    from fedprism.types import Batch, Knowledge, Observation, Reconstruction, Record, Round
+
+__version__ = "0.1.0"
+
+_MODULES = {
+    "attacks",
+    "client",
+    "data",
+    "defenses",
+    "errors",
+    "io",
+    "losses",
+    "metrics",
+    "models",
+    "solvers",
+    "threats",
+    "types",
+}
+_HOME = {
+    "then": "attacks.base",
+    "FedAvg": "client",
+    "FedSGD": "client",
+    "local_update": "client",
+    "chain": "defenses.base",
+    "FedprismError": "errors",
+    "MissingKnowledge": "errors",
+    "NotApplicable": "errors",
+    "residual": "running",
+    "run": "running",
+    "Scores": "scoring",
+    "match": "scoring",
+    "score": "scoring",
+    "Scenario": "simulation",
+    "simulate": "simulation",
+    "ThreatModel": "threats",
+    "Truth": "truth",
+    "Batch": "types",
+    "Knowledge": "types",
+    "Observation": "types",
+    "Reconstruction": "types",
+    "Record": "types",
+    "Round": "types",
+}
+
+__all__ = [
+    "Batch",
+    "FedAvg",
+    "FedSGD",
+    "FedprismError",
+    "Knowledge",
+    "MissingKnowledge",
+    "NotApplicable",
+    "Observation",
+    "Reconstruction",
+    "Record",
+    "Round",
+    "Scenario",
+    "Scores",
+    "ThreatModel",
+    "Truth",
+    "attacks",
+    "chain",
+    "client",
+    "data",
+    "defenses",
+    "errors",
+    "io",
+    "local_update",
+    "losses",
+    "match",
+    "metrics",
+    "models",
+    "residual",
+    "run",
+    "score",
+    "simulate",
+    "solvers",
+    "then",
+    "threats",
+    "types",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"fedprism.{name}")
+    if name in _HOME:
+        value = getattr(importlib.import_module(f"fedprism.{_HOME[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'fedprism' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,167 @@
+"""Reads inputs off the gradient of the first dense layer, in closed form.
+
+Phong et al., "Privacy-Preserving Deep Learning via Additively Homomorphic Encryption", 2018; Eloul et al., "Enhancing
+Privacy against Inversion Attacks in Federated Learning by using Mixing Gradients Strategies", 2022.
+
+Differs from the papers in: batches with distinct labels are solved exactly (`solvers.solve_output_layer`) and carried
+back through a stack of dense layers; for other hidden layers inputs that two rows agree on are preferred.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedprism import losses
+from fedprism.attacks.base import Attack, only_round
+from fedprism.attacks.structure import DenseLayer, Trace, trace
+from fedprism.errors import NotApplicable
+from fedprism.solvers import dense, labels
+from fedprism.types import Observation, Reconstruction, Round
+
+
+class _Found(NamedTuple):
+    inputs: Tensor
+    labels: Tensor | None
+    residual: float | None
+    status: dense.DenseStatus
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class DenseInversion(Attack):
+    """Direct inversion of the dense layer that the input feeds. `floor`: smallest divisor relative to the largest."""
+
+    floor: float = 1e-6
+
+    citation: ClassVar[str] = "Phong et al. 2018; Eloul et al. 2022 (direct inversion of a dense layer)"
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"model", "input_shape"})
+
+    @property
+    def uses(self) -> frozenset[str]:
+        return frozenset({"loss", "batch_size", "local_lr", "local_epochs", "local_batch_size"})
+
+    def run(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
+        seen = only_round(self, observation.rounds)
+        network = trace(observation)
+        layer = network.fed_by_input()
+        if layer is None:
+            raise NotApplicable(
+                "dense-inversion expects a dense layer fed by the input, found none in this model; "
+                "use gradient-matching instead."
+            )
+        weight_grad, bias_grad = _gradient(layer, seen)
+        size = observation.knowledge.batch_size
+        batch = size if isinstance(size, int) else dense.numerical_rank(weight_grad, bias_grad)
+        found = None
+        if batch > 1:
+            found = _solve_stack(observation, seen, network, batch)
+        if batch == 1:
+            found = _single(observation, seen, network, layer)
+        if found is None:
+            found = _rows(weight_grad, bias_grad, batch, self.floor)
+        shape = observation.knowledge.input_shape or ()
+        return Reconstruction(
+            inputs=found.inputs.to(weight_grad.dtype).view(-1, *shape),
+            labels=found.labels,
+            ambiguity=frozenset({"order"}),
+            status=found.status,
+            diagnostics={"layer": layer.weight, "batch_size": batch, "layer_residual": found.residual},
+        )
+
+
+def dense_inversion() -> DenseInversion:
+    """Direct inversion of the first dense layer."""
+    return DenseInversion()
+
+
+def _gradient(layer: DenseLayer, seen: Round) -> tuple[Tensor, Tensor]:
+    """The layer's (weight, bias) gradient up to a positive factor: a delta points against the gradient."""
+    if layer.bias is None or layer.bias not in seen.update or layer.weight not in seen.update:
+        raise NotApplicable(
+            f"dense-inversion expects the weight and the bias of '{layer.weight}' in the update, "
+            "found no bias; use gradient-matching instead."
+        )
+    sign = -1.0 if seen.kind == "delta" else 1.0
+    return sign * seen.update[layer.weight], sign * seen.update[layer.bias]
+
+
+def _gradient_scale(observation: Observation, seen: Round) -> float | None:
+    """What the update must be multiplied by to be the gradient of one batch; None where it is no such multiple."""
+    scale = 1.0 / seen.clients if seen.reduction == "sum" else 1.0
+    if seen.kind == "gradient":
+        return scale
+    knowledge, size = observation.knowledge, observation.knowledge.batch_size
+    one_step = knowledge.local_epochs == 1 and isinstance(size, int) and (knowledge.local_batch_size or 0) >= size
+    return scale / knowledge.local_lr if one_step and knowledge.local_lr else None
+
+
+def _uses_cross_entropy(observation: Observation) -> bool:
+    loss = observation.knowledge.loss
+    return loss is not None and losses.name_of(loss) == "cross_entropy"
+
+
+def _single(observation: Observation, seen: Round, network: Trace, layer: DenseLayer) -> _Found:
+    """One sample: every row is a multiple of its input. Its label is the class that is pushed up."""
+    inputs = dense.invert_single(*_gradient(layer, seen)).unsqueeze(0)
+    last = network.output_layer()
+    label = None
+    if last is not None and last.bias in seen.update and _uses_cross_entropy(observation):
+        label = _gradient(last, seen)[1].argmin().view(1).cpu()
+    exact = bool(torch.isfinite(inputs).all())
+    return _Found(inputs, label, None, dense.DenseStatus.EXACT if exact else dense.DenseStatus.NOT_INVERTIBLE)
+
+
+def _solve_stack(observation: Observation, seen: Round, network: Trace, batch: int) -> _Found | None:
+    """Solve the output layer for its inputs and go back layer by layer; None where the network is no dense stack."""
+    stack, scale = network.stack(), _gradient_scale(observation, seen)
+    if stack is None or scale is None or not _uses_cross_entropy(observation):
+        return None
+    layers, activations = stack
+    if any(layer.bias is None or layer.bias not in seen.update for layer in layers):
+        return None
+    gradients = [tuple(scale * g for g in _gradient(layer, seen)) for layer in layers]
+    last = layers[-1]
+    weight, bias = seen.params[last.weight], seen.params[last.bias or ""]
+    mean_prediction = torch.softmax(network.outputs.double(), dim=1).mean(0)
+    uniform = torch.full_like(mean_prediction, 1 / len(mean_prediction))
+    weight_grad, bias_grad = gradients[-1]
+    # The labels are read off in three ways; the reading that explains the gradient best is kept.
+    readings = {
+        tuple(labels.label_counts(bias_grad.double(), batch, probabilities=p).counts.tolist())
+        for p in (None, uniform, mean_prediction)
+    }
+    solved = min(
+        (
+            (dense.solve_output_layer(weight, bias, weight_grad, bias_grad, torch.tensor(counts)), counts)
+            for counts in sorted(readings)
+        ),
+        key=lambda pair: pair[0].residual,
+    )
+    solution, counts = solved
+    inputs, signals, residual = solution.inputs, solution.signals, solution.residual
+    for number in range(len(layers) - 1, 0, -1):
+        onward = seen.params[layers[number].weight].double()
+        signals = signals @ onward * activations[number - 1].slope(inputs)
+        inputs, layer_residual = dense.back_substitute(signals, *gradients[number - 1])
+        residual = max(residual, layer_residual)
+    if not bool(torch.isfinite(inputs).all()):
+        return None
+    exact = solution.status is not dense.DenseStatus.EXACT or dense.explains(residual, weight.dtype)
+    status = solution.status if exact else dense.DenseStatus.RESIDUAL
+    return _Found(inputs, torch.tensor(counts).nonzero().flatten(), residual, status)
+
+
+def _rows(weight_grad: Tensor, bias_grad: Tensor, batch: int, floor: float) -> _Found:
+    """Inputs that rows agree on; failing that, the rows with the largest bias gradients, as many as samples."""
+    rows = dense.invert_dense(weight_grad, bias_grad, floor=floor)
+    agreed = dense.agreeing_rows(rows)
+    if agreed.status is dense.DenseStatus.AGREED:
+        return _Found(agreed.inputs[:batch], None, None, agreed.status)
+    strongest = bias_grad[rows.rows].abs().argsort(descending=True)[:batch]
+    return _Found(rows.inputs[strongest], None, None, rows.status)

@@ -1,0 +1,247 @@
+"""Optimises a guess of the batch until it would have produced the observed update.
+
+Zhu, Liu, Han, "Deep Leakage from Gradients", NeurIPS 2019; Zhao, Mopuri, Bilen, "iDLG", 2020; Geiping, Bauermeister,
+Dröge, Moeller, "Inverting Gradients", NeurIPS 2020; Eloul et al., "Mixing Gradients Strategies", 2022 (three attacks).
+
+Differs from the papers in: L-BFGS uses a line search, without which many starts diverge; the iterate and the restart
+returned are the ones with the smallest objective; deltas of several local steps go through the client's own training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from fedprism import losses, progress
+from fedprism.attacks.base import Attack, only_round
+from fedprism.attacks.forward import FORWARD_NEEDS, FORWARD_USES, Forward, forward_model, input_box
+from fedprism.attacks.structure import trace
+from fedprism.errors import BadInput, MissingKnowledge, NotApplicable
+from fedprism.solvers.labels import label_counts
+from fedprism.solvers.matching import (
+    LBFGS,
+    Adam,
+    Distance,
+    Matching,
+    Prior,
+    cosine,
+    match_gradients,
+    squared_error,
+)
+from fedprism.solvers.priors import Orthogonality, TotalVariation
+from fedprism.types import Observation, Reconstruction, Round, is_soft
+
+Start: TypeAlias = Callable[[tuple[int, ...], torch.Generator], Tensor]
+
+
+def gaussian_start(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
+    """Standard normal noise."""
+    return torch.randn(shape, generator=rng)
+
+
+def uniform_start(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
+    """Uniform noise in [0, 1)."""
+    return torch.rand(shape, generator=rng)
+
+
+class Labels(StrEnum):
+    """Where the labels come from."""
+
+    KNOWN = "known"
+    INFERRED = "inferred"
+    JOINT = "joint"
+
+    def __repr__(self) -> str:
+        return f"Labels.{self.name}"
+
+
+class _Labels(NamedTuple):
+    fixed: Tensor | None
+    classes: int
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class GradientMatching(Attack):
+    """Gradient matching with any distance, priors, label handling, optimiser and start.
+
+    labels: granted (KNOWN), read off the last layer (INFERRED), or optimised along with the inputs (JOINT).
+    unroll: repeat the client's local steps for a delta; without it the delta is read as one gradient.
+    adaptive: put the defense, where it is known, into the forward model.
+    """
+
+    distance: Distance = cosine
+    priors: tuple[Prior, ...] = ()
+    labels: Labels = Labels.INFERRED
+    optimizer: Adam | LBFGS = Adam()  # noqa: RUF009 (frozen)
+    start: Start = gaussian_start
+    lr: float = 0.1
+    iterations: int = 1000
+    restarts: int = 1
+    tolerance: float = 0.0
+    unroll: bool = True
+    adaptive: bool = True
+
+    citation: ClassVar[str] = "Zhu et al. 2019 (DLG); Zhao et al. 2020 (iDLG); Geiping et al. 2020; Eloul et al. 2022"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "labels", Labels(self.labels))
+        if self.lr <= 0 or self.iterations < 1 or self.restarts < 1:
+            raise BadInput(
+                f"expected lr > 0 and at least one iteration and one restart, found lr {self.lr}, "
+                f"{self.iterations} iterations and {self.restarts} restarts; change the one that is out of range."
+            )
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return FORWARD_NEEDS | {"input_shape", "batch_size"} | ({"labels"} if self.labels is Labels.KNOWN else set())
+
+    @property
+    def uses(self) -> frozenset[str]:
+        return FORWARD_USES | {"bounds", "normalization"}
+
+    def run(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
+        seen = only_round(self, observation.rounds)
+        forward = forward_model(observation, seen, unroll=self.unroll, adaptive=self.adaptive)
+        batch = observation.knowledge.batch_size
+        if not isinstance(batch, int):
+            raise NotApplicable(f"gradient-matching expects one batch_size, found {batch}; use then(PerClient(), …).")
+        given = self._labels(observation, seen, batch)
+        runs = [self._attempt(observation, forward, given, batch, number, rng) for number in range(self.restarts)]
+        best = min(runs, key=lambda run: run.objective)
+        guessed = given.fixed if best.label_logits is None else best.label_logits.argmax(dim=1)
+        ordered = batch == 1 or (self.labels is Labels.KNOWN and _distinct(given.fixed))
+        return Reconstruction(
+            inputs=best.inputs,
+            labels=guessed,
+            ambiguity=frozenset() if ordered else frozenset({"order"}),
+            status=f"{best.status}; labels {given.note}",
+            diagnostics={
+                "objective": best.objective,
+                "restart_objectives": [run.objective for run in runs],
+                "iterations_run": len(best.history),
+                "labels": given.note,
+            },
+        )
+
+    def _attempt(
+        self, observation: Observation, forward: Forward, given: _Labels, batch: int, number: int, rng: torch.Generator
+    ) -> Matching:
+        like = forward.target[0]
+        start = self.start((batch, *(observation.knowledge.input_shape or ())), rng).to(like)
+        joint = given.fixed is None
+        label_start = torch.randn(batch, given.classes, generator=rng).to(like) if joint else None
+
+        def gradients_of(inputs: Tensor, logits: Tensor | None) -> list[Tensor]:
+            labels = given.fixed if logits is None else torch.softmax(logits, dim=1)
+            assert labels is not None
+            return forward(inputs, labels)
+
+        return match_gradients(
+            gradients_of,
+            forward.target,
+            start,
+            label_start=label_start,
+            distance=self.distance,
+            priors=self.priors,
+            optimizer=self.optimizer,
+            lr=self.lr,
+            iterations=self.iterations,
+            tolerance=self.tolerance,
+            box=input_box(observation),
+            progress=lambda done, total: progress.report(number * total + done, self.restarts * total),
+        )
+
+    def _labels(self, observation: Observation, seen: Round, batch: int) -> _Labels:
+        knowledge, device = observation.knowledge, next(iter(seen.params.values())).device
+        if self.labels is Labels.KNOWN:
+            if not isinstance(knowledge.labels, Tensor):
+                raise MissingKnowledge(self.name, "labels")
+            return _Labels(knowledge.labels.to(device), 0, "known")
+        network = trace(observation)
+        classes = network.outputs.shape[1]
+        if self.labels is Labels.JOINT:
+            return _Labels(None, classes, "optimised jointly")
+        last = network.output_layer()
+        if last is None or last.weight not in seen.update:
+            raise NotApplicable(
+                "inferring labels expects a dense output layer in the update, found none; "
+                'set labels="joint" or grant the labels.'
+            )
+        sign = -1.0 if seen.kind == "delta" else 1.0
+        # Row sums of the weight gradient carry the same signs where the features are not negative.
+        has_bias = last.bias is not None and last.bias in seen.update
+        class_grad = seen.update[last.bias or ""] if has_bias else seen.update[last.weight].sum(1)
+        loss = losses.name_of(knowledge.loss) if knowledge.loss is not None else None
+        recovery = label_counts(sign * class_grad, batch, loss=loss or "unknown")
+        if len(recovery.labels) != batch:
+            raise NotApplicable(
+                f"inferring labels expects softmax cross-entropy, found {loss or 'a loss of its own'}; "
+                'set labels="joint" or grant the labels.'
+            )
+        return _Labels(recovery.labels.to(device), classes, f"inferred ({recovery.status})")
+
+
+def _distinct(labels: Tensor | None) -> bool:
+    return labels is not None and not is_soft(labels) and len(set(labels.tolist())) == len(labels)
+
+
+def dlg() -> GradientMatching:
+    """Deep leakage from gradients: squared distance, labels optimised jointly, L-BFGS."""
+    return GradientMatching(
+        distance=squared_error,
+        labels=Labels.JOINT,
+        optimizer=LBFGS(line_search=True),
+        lr=1.0,
+        iterations=300,
+        tolerance=1e-9,
+    )
+
+
+def idlg() -> GradientMatching:
+    """Improved DLG: the label is read off the last layer first."""
+    return GradientMatching(
+        distance=squared_error,
+        labels=Labels.INFERRED,
+        optimizer=LBFGS(line_search=True),
+        lr=1.0,
+        iterations=300,
+        tolerance=1e-9,
+    )
+
+
+def inverting_gradients() -> GradientMatching:
+    """Inverting gradients: cosine distance, total variation, signed Adam in the pixel box."""
+    return GradientMatching(priors=(TotalVariation(1e-4),), iterations=4800)
+
+
+def mixing_l2() -> GradientMatching:
+    """First attack of the mixing-gradients paper: squared distance."""
+    return _mixing(squared_error)
+
+
+def mixing_angle() -> GradientMatching:
+    """Second attack of the mixing-gradients paper: angle and total variation."""
+    return _mixing(cosine, TotalVariation(1e-4))
+
+
+def mixing_orthogonal() -> GradientMatching:
+    """Third attack of the mixing-gradients paper: angle, total variation and input orthogonality."""
+    return _mixing(cosine, TotalVariation(1e-4), Orthogonality(1e-4))
+
+
+def _mixing(distance: Distance, *priors: Prior) -> GradientMatching:
+    return GradientMatching(
+        distance=distance,
+        priors=priors,
+        labels=Labels.JOINT,
+        optimizer=LBFGS(),
+        start=uniform_start,
+        lr=0.05,
+        iterations=550,
+    )

@@ -1,0 +1,154 @@
+"""The forward model of a client: from its batch to the update it sends.
+
+There is exactly one, `local_update`. The simulator runs it on the private batch; attacks run the same function on their
+guesses and differentiate through it, so the two can never drift apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from fedprism.defenses.base import Chain, Context, Defense
+from fedprism.errors import BadInput
+from fedprism.types import Batch, Kind, LossFn, Update
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedSGD:
+    """The client sends the gradient of its whole batch; `lr` is the step the server then takes."""
+
+    lr: float = 0.1
+
+    @property
+    def kind(self) -> Kind:
+        return "gradient"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvg:
+    """The client trains with SGD and sends the difference of the parameters, after minus before.
+
+    `batch_size` None means the whole data in one step. The last batch of an epoch may be short.
+    """
+
+    lr: float = 0.01
+    epochs: int = 1
+    batch_size: int | None = None
+    momentum: float = 0.0
+    shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        if self.lr <= 0 or self.epochs < 1 or (self.batch_size or 1) < 1 or not 0 <= self.momentum < 1:
+            raise BadInput(
+                "expected lr > 0, epochs >= 1, batch_size >= 1 and momentum in [0, 1), "
+                f"found {self!r}; change the one that is out of range."
+            )
+
+    @property
+    def kind(self) -> Kind:
+        return "delta"
+
+
+Protocol = FedSGD | FedAvg
+
+
+class LocalUpdate(NamedTuple):
+    update: Update
+    buffers: Update
+
+
+def local_update(
+    model: nn.Module,
+    params: Update,
+    data: Batch,
+    *,
+    loss: LossFn,
+    protocol: Protocol,
+    rng: torch.Generator,
+    defense: Defense | None = None,
+    buffers: Update | None = None,
+    context: Context | None = None,
+    create_graph: bool = False,
+) -> LocalUpdate:
+    """What a client that holds `data` sends, and its buffers (batch-norm statistics) afterwards.
+
+    Neither the model nor any argument is changed. With `create_graph` the update is differentiable with respect to
+    data.inputs and soft data.labels.
+    """
+    defense = defense or Chain()
+    context = context or Context()
+    loss = defense.on_loss(loss)
+    # Batch-norm layers write into the buffers they are given: hand them copies.
+    buffers = {name: b.detach().clone() for name, b in (buffers or dict(model.named_buffers())).items()}
+    start = {name: p.detach().requires_grad_() for name, p in params.items()}
+
+    def gradient(current: Update, indices: Tensor, step: int) -> Update:
+        here = Context(
+            model=model, params=current, indices=indices, client=context.client, round=context.round, step=step
+        )
+        batch = defense.on_batch(data[indices], here, rng)
+        if defense.per_example:
+            each = _example_gradients(model, current, buffers, batch, loss)
+            return {name: g.mean(0) for name, g in defense.on_examples(each, here, rng).items()}
+        return _batch_gradient(model, current, buffers, batch, loss, create_graph)
+
+    everything = torch.arange(len(data))
+    if isinstance(protocol, FedSGD):
+        update = gradient(start, everything, 0)
+    else:
+        end, velocity = start, None
+        for step, indices in enumerate(_minibatches(len(data), protocol, rng)):
+            step_gradient = gradient(end, indices, step)
+            velocity = (
+                step_gradient
+                if velocity is None or protocol.momentum == 0
+                else {name: protocol.momentum * velocity[name] + g for name, g in step_gradient.items()}
+            )
+            end = {name: p - protocol.lr * velocity[name] for name, p in end.items()}
+            if not create_graph:
+                end = {name: p.detach().requires_grad_() for name, p in end.items()}
+        update = {name: end[name] - p for name, p in start.items()}
+    here = Context(model=model, params=params, batch=data, client=context.client, round=context.round)
+    update = defense.on_update(update, here, rng)
+    if not create_graph:
+        update = {name: tensor.detach() for name, tensor in update.items()}
+    return LocalUpdate(update, buffers)
+
+
+def _minibatches(size: int, protocol: FedAvg, rng: torch.Generator) -> list[Tensor]:
+    """The sample indices of every local step, epoch after epoch."""
+    steps: list[Tensor] = []
+    for _ in range(protocol.epochs):
+        order = torch.randperm(size, generator=rng) if protocol.shuffle else torch.arange(size)
+        steps.extend(torch.split(order, protocol.batch_size or size))
+    return steps
+
+
+def _batch_gradient(
+    model: nn.Module, params: Update, buffers: dict[str, Tensor], batch: Batch, loss: LossFn, create_graph: bool
+) -> Update:
+    outputs = functional_call(model, {**params, **buffers}, (batch.inputs,))
+    value = loss(outputs, batch.labels)
+    grads = torch.autograd.grad(
+        value, list(params.values()), create_graph=create_graph, allow_unused=True, materialize_grads=True
+    )
+    return dict(zip(params, grads, strict=True))
+
+
+def _example_gradients(
+    model: nn.Module, params: Update, buffers: dict[str, Tensor], batch: Batch, loss: LossFn
+) -> Update:
+    """Every example's own gradient, (batch, *shape) a parameter."""
+
+    def example_loss(current: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        outputs = functional_call(model, {**current, **buffers}, (x.unsqueeze(0),))
+        return loss(outputs, y.unsqueeze(0))
+
+    per_example = vmap(grad(example_loss), in_dims=(None, 0, 0), randomness="different")
+    result: dict[str, Tensor] = per_example(dict(params), batch.inputs, batch.labels)
+    return result

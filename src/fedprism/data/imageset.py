@@ -1,0 +1,54 @@
+"""ImageSet: what every data set becomes, and what clients' batches are drawn from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedprism.checks import shown, whole
+from fedprism.errors import BadInput
+from fedprism.types import Batch
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """Labelled images: images (count, channels, height, width) uint8, labels (count,) int64."""
+
+    name: str
+    images: Tensor = field(repr=False)
+    labels: Tensor = field(repr=False)
+    class_names: tuple[str, ...] = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def classes(self) -> int:
+        """Number of classes, whether or not each has an image here."""
+        return len(self.class_names)
+
+    def batch(self, indices: Sequence[int] | Tensor) -> Batch:
+        """The images with these indices as float32 inputs in [0, 1]."""
+        chosen = torch.as_tensor(indices if isinstance(indices, Tensor) else list(indices), device="cpu")
+        listed = chosen.dim() == 1 and len(chosen) and not chosen.dtype.is_floating_point and chosen.dtype != torch.bool
+        if not listed or chosen.min() < 0 or chosen.max() >= len(self):
+            raise BadInput(
+                f"expected a list of image numbers from 0 to {len(self) - 1} of {self.name}, found {shown(indices)}; "
+                "give numbers in that range."
+            )
+        chosen = chosen.long()
+        return Batch(self.images[chosen].float() / 255, self.labels[chosen])
+
+    def draw(self, count: int, rng: torch.Generator, *, unique_labels: bool = False) -> Batch:
+        """`count` different images at random; with `unique_labels` at most one a class, classes equally likely."""
+        order = torch.randperm(len(self), generator=rng, device=rng.device).cpu()
+        if unique_labels:
+            _, firsts = np.unique(self.labels[order].numpy(), return_index=True)
+            order = order[torch.from_numpy(firsts)]
+            order = order[torch.randperm(len(order), generator=rng, device=rng.device).cpu()]
+        kind = "images of different classes" if unique_labels else "images"
+        return self.batch(order[: whole(count, f"the number of {kind} drawn from {self.name}", len(order))])

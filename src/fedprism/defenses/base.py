@@ -1,0 +1,116 @@
+"""What a defense is: the identity at every stage of a client's round, overriding the stages it changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedprism.types import Batch, LossFn, Update
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """Where in a round a stage is called; what a stage does not know is None."""
+
+    model: nn.Module | None = None
+    params: Update | None = None
+    batch: Batch | None = None
+    indices: Tensor | None = None
+    client: str | None = None
+    round: int | None = None
+    step: int | None = None
+
+
+class Defense:
+    """The identity. Subclasses are frozen dataclasses whose fields are the strengths of the defense.
+
+    Stages, in the order a round meets them: which samples form the batch; the batch itself; the loss; the gradient of
+    each example, (batch, *shape) a parameter; the update that leaves the client; the list of all clients' updates.
+    No stage changes its arguments in place.
+    """
+
+    def on_draw(self, dataset: Batch, context: Context, rng: torch.Generator) -> Tensor:
+        return torch.arange(len(dataset))
+
+    def on_batch(self, batch: Batch, context: Context, rng: torch.Generator) -> Batch:
+        return batch
+
+    def on_loss(self, loss: LossFn) -> LossFn:
+        return loss
+
+    def on_examples(self, grads: Update, context: Context, rng: torch.Generator) -> Update:
+        return grads
+
+    def on_update(self, update: Update, context: Context, rng: torch.Generator) -> Update:
+        return update
+
+    def on_aggregate(self, updates: Sequence[Update], context: Context, rng: torch.Generator) -> Sequence[Update]:
+        return updates
+
+    def deterministic(self) -> Defense:
+        """What an attacker who knows this defense can repeat in its own forward model; random parts are left out."""
+        return self
+
+    @property
+    def per_example(self) -> bool:
+        """Whether this defense looks at single examples' gradients, which are costly and computed only then."""
+        return type(self).on_examples is not Defense.on_examples
+
+
+@dataclass(frozen=True, repr=False)
+class Chain(Defense):
+    """Several defenses, one after the other, at every stage. Build it with `chain`."""
+
+    defenses: tuple[Defense, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"chain({', '.join(map(repr, self.defenses))})"
+
+    def on_draw(self, dataset: Batch, context: Context, rng: torch.Generator) -> Tensor:
+        chosen = torch.arange(len(dataset))
+        for defense in self.defenses:
+            chosen = chosen[defense.on_draw(dataset[chosen], context, rng)]
+        return chosen
+
+    def on_batch(self, batch: Batch, context: Context, rng: torch.Generator) -> Batch:
+        for defense in self.defenses:
+            batch = defense.on_batch(batch, context, rng)
+        return batch
+
+    def on_loss(self, loss: LossFn) -> LossFn:
+        for defense in self.defenses:
+            loss = defense.on_loss(loss)
+        return loss
+
+    def on_examples(self, grads: Update, context: Context, rng: torch.Generator) -> Update:
+        for defense in self.defenses:
+            grads = defense.on_examples(grads, context, rng)
+        return grads
+
+    def on_update(self, update: Update, context: Context, rng: torch.Generator) -> Update:
+        for defense in self.defenses:
+            update = defense.on_update(update, context, rng)
+        return update
+
+    def on_aggregate(self, updates: Sequence[Update], context: Context, rng: torch.Generator) -> Sequence[Update]:
+        for defense in self.defenses:
+            updates = defense.on_aggregate(updates, context, rng)
+        return updates
+
+    def deterministic(self) -> Defense:
+        return chain(*(defense.deterministic() for defense in self.defenses))
+
+    @property
+    def per_example(self) -> bool:
+        return any(defense.per_example for defense in self.defenses)
+
+
+def chain(*defenses: Defense) -> Defense:
+    """The defenses applied in this order, itself a defense; `chain()` is the identity. Nested chains are flattened."""
+    flat: list[Defense] = []
+    for defense in defenses:
+        flat.extend(defense.defenses if isinstance(defense, Chain) else (defense,))
+    return flat[0] if len(flat) == 1 else Chain(tuple(flat))

@@ -1,0 +1,20 @@
+"""Where tensors live: a GPU when there is one, unless the user says otherwise."""
+
+from __future__ import annotations
+
+import torch
+
+from fedprism.errors import BadInput
+
+
+def pick(device: str | torch.device | None = None) -> torch.device:
+    """The named device, or the best one there is; a device that this machine does not have is a BadInput."""
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise BadInput(f"expected a device of this machine, found '{device}' ({reason}); use cpu or cuda.") from error
+    return chosen

@@ -1,0 +1,87 @@
+"""How close a reconstruction comes to its source: functions on two batches of images, one value an image.
+
+All take `(reconstruction, source)`, floating-point tensors (N, C, H, W) with values from 0 to 1 (`mse` and `psnr`: any
+(N, ...)), and return (N,). Nothing is clamped here. This package imports nothing of fedprism.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from torch import Tensor
+
+from .avd import THRESHOLD_LOOSE, THRESHOLD_STRICT, avd, avd_floor
+from .image import mse, psnr, ssim
+from .lpips import LpipsUnavailable, lpips
+
+__all__ = [
+    "METRICS",
+    "THRESHOLD_LOOSE",
+    "THRESHOLD_STRICT",
+    "LpipsUnavailable",
+    "Metric",
+    "avd",
+    "avd_floor",
+    "lpips",
+    "mse",
+    "psnr",
+    "ssim",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """A row of the table: the function, which direction is closer to the source, and what it is in a few words."""
+
+    function: Callable[..., Tensor]
+    higher_is_better: bool
+    images_only: bool
+    summary: str
+
+
+METRICS: dict[str, Metric] = {
+    "mse": Metric(
+        function=mse,
+        higher_is_better=False,
+        images_only=False,
+        summary="mean squared error",
+    ),
+    "psnr": Metric(
+        function=psnr,
+        higher_is_better=True,
+        images_only=False,
+        summary="peak signal-to-noise ratio in decibels, data range 1, inf for identical images",
+    ),
+    "ssim": Metric(
+        function=ssim,
+        higher_is_better=True,
+        images_only=True,
+        summary="structural similarity, Gaussian 11 x 11 window, windows inside the image",
+    ),
+    "avd": Metric(
+        function=avd,
+        higher_is_better=False,
+        images_only=True,
+        summary="absolute variation distance of edges, 1 for noise; compare with that of a blank image",
+    ),
+    "lpips-vgg": Metric(
+        function=partial(lpips, net="vgg"),
+        higher_is_better=False,
+        images_only=True,
+        summary="learned perceptual distance, VGG-16 backbone, inputs mapped to [-1, 1]",
+    ),
+    "lpips-alex": Metric(
+        function=partial(lpips, net="alex"),
+        higher_is_better=False,
+        images_only=True,
+        summary="learned perceptual distance, AlexNet backbone, inputs mapped to [-1, 1]",
+    ),
+    "lpips-squeeze": Metric(
+        function=partial(lpips, net="squeeze"),
+        higher_is_better=False,
+        images_only=True,
+        summary="learned perceptual distance, SqueezeNet 1.1 backbone, inputs mapped to [-1, 1]",
+    ),
+}

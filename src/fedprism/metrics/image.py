@@ -1,0 +1,67 @@
+"""Distances and similarities of pixels: mean squared error, peak signal-to-noise ratio, structural similarity.
+
+Every function takes (reconstruction, source) with values from 0 to 1 and returns one value an image, never pooled over
+the batch: a batch of which one image leaks is not a batch that leaks a little.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ._pairs import chunks, paired, require_size
+
+SSIM_RADIUS = 5
+"""The Gaussian window of Wang et al. is 11 x 11: five pixels to each side, ..."""
+SSIM_SIGMA = 1.5
+"""... and has this standard deviation."""
+
+
+def mse(reconstruction: Tensor, source: Tensor) -> Tensor:
+    """Mean squared error of each pair: (N, ...) and (N, ...) -> (N,). Any shape, not only images."""
+    reconstruction, source = paired(reconstruction, source, images=False)
+    return (reconstruction - source).square().unsqueeze(-1).flatten(1).mean(1)
+
+
+def psnr(reconstruction: Tensor, source: Tensor) -> Tensor:
+    """Peak signal-to-noise ratio of each pair in decibels, -10 log10(mse), for a data range of 1: (N, ...) -> (N,).
+
+    Identical images have the value inf. The mean of these values is not the PSNR of the pooled batch, which several
+    libraries report.
+    """
+    return -10 * mse(reconstruction, source).log10()
+
+
+def ssim(reconstruction: Tensor, source: Tensor) -> Tensor:
+    """Structural similarity of each pair: (N, C, H, W) and (N, C, H, W) -> (N,), at most 1.
+
+    The convention is that of Wang et al., "Image quality assessment: from error visibility to structural similarity",
+    IEEE Transactions on Image Processing 13(4), 2004: an 11 x 11 Gaussian window of standard deviation 1.5, K1 = 0.01,
+    K2 = 0.03, a data range of 1, population (not sample) covariances, and the mean over all windows that lie inside the
+    image and over the channels. This is scikit-image's `structural_similarity` with gaussian_weights=True, sigma=1.5,
+    use_sample_covariance=False. torchmetrics computes the map; its own mean (in 1.9) also counts the windows that stick
+    out over the border into mirrored pixels, which moves small images by up to 0.01, so the map's border is cut off.
+
+    Images with a side below 11 pixels get the largest odd window that fits, with a standard deviation smaller in the
+    same proportion (8 x 8: a 7 x 7 window, 0.9); such values compare with each other, not with those of larger images.
+    Below 3 x 3 pixels there is no window and a ValueError says so.
+
+    In single precision, flat bright regions are exact to about 2e-4, because a small variance is there the difference
+    of two large numbers; pass float64 for more.
+    """
+    from torchmetrics.functional.image import structural_similarity_index_measure  # slow to import
+
+    reconstruction, source = paired(reconstruction, source, images=True)
+    require_size(source, 3, "ssim")
+    if len(source) == 0:
+        return source.new_zeros(0)
+    radius = min(SSIM_RADIUS, (min(source.shape[-2:]) - 1) // 2)
+    # torchmetrics derives the window from sigma alone, 2 * int(3.5 * sigma + 0.5) + 1, which is 2 * radius + 1 here.
+    sigma = SSIM_SIGMA * radius / SSIM_RADIUS
+    values = []
+    for ours, theirs in chunks(reconstruction, source):
+        _, windows = structural_similarity_index_measure(
+            ours, theirs, sigma=sigma, data_range=1.0, reduction="none", return_full_image=True
+        )
+        values.append(windows[..., radius:-radius, radius:-radius].mean((1, 2, 3)))
+    return torch.cat(values)

@@ -1,0 +1,143 @@
+"""Learned perceptual image patch similarity (LPIPS), without touching the network unless told to.
+
+Zhang et al., "The unreasonable effectiveness of deep features as a perceptual metric", CVPR 2018, version 0.1.
+
+The linear heads come with torchmetrics; the backbone is torchvision's classifier pretrained on ImageNet, taken from the
+first place that has it:
+
+1. a safetensors file with torchvision's tensor names in `weights_dir`, by default the folder `weights` inside the one
+   that the environment variable FEDPRISM_DATA names;
+2. torchvision's own cache of downloads;
+3. torchvision's download, only with allow_download=True (it fills the cache: later calls need no permission).
+
+Values of different backbones do not compare, nor do those of programs that skip the mapping of [0, 1] to [-1, 1].
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Literal, NamedTuple, TypeAlias
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from ._pairs import chunks, paired, require_size
+
+Net: TypeAlias = Literal["vgg", "alex", "squeeze"]
+
+
+class LpipsUnavailable(RuntimeError):
+    """The pretrained backbone cannot be had; the message, one sentence without local paths, says why and what to do."""
+
+
+class Backbone(NamedTuple):
+    """A pretrained network: torchvision's name, the file of its weights, the least side its pooling layers leave."""
+
+    model: str
+    file: str
+    smallest: int
+
+
+BACKBONES: dict[str, Backbone] = {
+    "vgg": Backbone("vgg16", "vgg16_features_fp16.safetensors", 16),
+    "alex": Backbone("alexnet", "alexnet_features_fp32.safetensors", 31),
+    "squeeze": Backbone("squeezenet1_1", "squeezenet1_1_fp16.safetensors", 17),
+}
+
+
+def lpips(
+    reconstruction: Tensor,
+    source: Tensor,
+    net: Net = "vgg",
+    weights_dir: str | Path | None = None,
+    allow_download: bool = False,
+) -> Tensor:
+    """LPIPS of each pair: (N, C, H, W) and (N, C, H, W) with values from 0 to 1 -> (N,). 0 is perfect.
+
+    C is 3, or 1: grey images are shown to the network as three equal channels. Images keep their size, which must be at
+    least 16 (vgg), 17 (squeeze) or 31 (alex) pixels a side. Raises LpipsUnavailable where the backbone cannot be had.
+    A file of weights is read once a process, so that replacing it meanwhile has no effect.
+    """
+    if net not in BACKBONES:
+        raise ValueError(f"expected a network out of {', '.join(BACKBONES)}, found '{net}'; name one of these.")
+    reconstruction, source = paired(reconstruction, source, images=True)
+    require_size(source, BACKBONES[net].smallest, f"lpips-{net}")
+    if source.shape[1] not in (1, 3):
+        raise ValueError(f"expected images of 1 or 3 channels, found {source.shape[1]}; choose the ones to compare.")
+    network = _network(net, _locate(BACKBONES[net], weights_dir, allow_download), source.device)
+    with torch.no_grad():
+        values = [network(_shown(ours), _shown(theirs)).flatten() for ours, theirs in chunks(reconstruction, source)]
+    return torch.cat(values).to(source.dtype)
+
+
+def _shown(images: Tensor) -> Tensor:
+    """Images from [0, 1] as the network wants them: three channels, single precision, values from -1 to 1."""
+    return (2 * images.float() - 1).expand(-1, 3, -1, -1)
+
+
+def _locate(backbone: Backbone, weights_dir: str | Path | None, allow_download: bool) -> Path:
+    """The file with the backbone's weights, downloaded into torchvision's cache if need be and allowed."""
+    from torchvision.models import get_model_weights
+
+    if weights_dir is None and (data := os.environ.get("FEDPRISM_DATA")):
+        weights_dir = Path(data, "weights")
+    if weights_dir is not None and (file := Path(weights_dir, backbone.file)).is_file():
+        return file.resolve()
+    url: str = get_model_weights(backbone.model)["IMAGENET1K_V1"].url
+    cached = Path(torch.hub.get_dir(), "checkpoints", url.rpartition("/")[2])
+    if cached.is_file():
+        return cached
+    missing = (
+        f"LPIPS needs torchvision's pretrained {backbone.model}, which is neither in the weights folder (weights_dir, "
+        f"or 'weights' inside FEDPRISM_DATA) as {backbone.file} nor in torchvision's cache"
+    )
+    if not allow_download:
+        raise LpipsUnavailable(f"{missing}; put the file there or allow the download.")
+    try:
+        torch.hub.load_state_dict_from_url(url, map_location="cpu", progress=False, check_hash=True, weights_only=True)
+    except OSError as error:
+        raise LpipsUnavailable(f"{missing}, and its download failed ({error}); put the file there.") from error
+    return cached
+
+
+@functools.lru_cache(maxsize=4)
+def _network(net: Net, weights: Path, device: torch.device) -> nn.Module:
+    """torchmetrics' LPIPS network in evaluation mode: (N, 3, H, W) twice, from -1 to 1 -> (N, 1, 1, 1).
+
+    It is laid out without storage and then filled, so that nothing is downloaded, no random number is drawn and the
+    backbone's large classifier is never allocated. A tensor that were left unfilled could not be moved to the device.
+    """
+    from torchmetrics.functional.image.lpips import _LPIPS, ScalingLayer
+    from torchvision.models import get_model
+
+    with torch.device("meta"):
+        network = _LPIPS(pretrained=False, net=net, pnet_rand=True)
+        layers = get_model(BACKBONES[net].model, weights=None).features
+    network.scaling_layer = ScalingLayer()  # its constants are in no file
+    heads = Path(inspect.getfile(_LPIPS)).parent / "lpips_models" / f"{net}.pth"
+    network.load_state_dict(torch.load(heads, map_location="cpu", weights_only=True), strict=False, assign=True)
+    # The network holds the same layers in the same order, cut into slices, which changes nothing but their names.
+    names = zip(network.net.state_dict(), layers.state_dict(), strict=True)
+    try:
+        tensors = _read(weights)
+        network.net.load_state_dict({ours: tensors[f"features.{name}"].float() for ours, name in names}, assign=True)
+    except (KeyError, RuntimeError, SafetensorError, UnpicklingError) as error:
+        raise LpipsUnavailable(
+            f"expected torchvision's {BACKBONES[net].model} in {weights.name}, which could not be read as that "
+            f"({type(error).__name__}); replace the file."
+        ) from error
+    return network.to(device)
+
+
+def _read(weights: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, or of a PyTorch one without running what else it may hold."""
+    if weights.suffix == ".safetensors":
+        return load_file(weights)
+    tensors: dict[str, Tensor] = torch.load(weights, map_location="cpu", weights_only=True)
+    return tensors

@@ -1,0 +1,57 @@
+"""The LeNet of DLG (Zhu et al., 2019) and iDLG (Zhao et al., 2020).
+
+Differs from the published code in: any input size, width and activation; `downsample="pool"` halves the image with
+average pools, as LeCun's network did, where DLG uses strides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import nn
+
+from fedprism.checks import choice, shape, whole
+from fedprism.errors import BadInput
+from fedprism.models.dense import MOST_UNITS
+
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"sigmoid": nn.Sigmoid, "relu": nn.ReLU, "tanh": nn.Tanh}
+
+
+def lenet(
+    input_shape: Sequence[int],
+    classes: int = 10,
+    width: int = 12,
+    activation: str = "sigmoid",
+    downsample: str = "stride",
+) -> nn.Module:
+    """Three 5x5 convolutions of `width` channels, the first two halving the image, and one linear layer."""
+    channels, height, length = shape(input_shape, "input_shape", lengths=[3])
+    whole(classes, "classes", MOST_UNITS)
+    whole(width, "width", MOST_UNITS)
+    activate = ACTIVATIONS[choice(activation, "activation", ACTIVATIONS)]
+    pooled = choice(downsample, "downsample", ("stride", "pool")) == "pool"
+    features = width * _quartered(height, pooled) * _quartered(length, pooled)
+    if not features:
+        raise BadInput(
+            f"expected images of at least 4x4 for a lenet with pools, found {height}x{length}; "
+            "give larger images or downsample='stride'."
+        )
+    stride = 1 if pooled else 2
+    pool = [nn.AvgPool2d(2)] if pooled else []
+    return nn.Sequential(
+        nn.Conv2d(channels, width, 5, stride=stride, padding=2),
+        activate(),
+        *pool,
+        nn.Conv2d(width, width, 5, stride=stride, padding=2),
+        activate(),
+        *pool,
+        nn.Conv2d(width, width, 5, padding=2),
+        activate(),
+        nn.Flatten(),
+        nn.Linear(features, classes),
+    )
+
+
+def _quartered(size: int, pooled: bool) -> int:
+    """A side after two halvings: a pool drops the odd pixel, a padded strided convolution keeps it."""
+    return size // 4 if pooled else -(-size // 4)

@@ -1,0 +1,180 @@
+"""Compares a reconstruction with the truth. The only place, beside the simulator, where the two meet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from fedprism import metrics as metric_table
+from fedprism.checks import row
+from fedprism.errors import BadInput
+from fedprism.metrics import LpipsUnavailable, Metric, avd_floor
+from fedprism.truth import Truth
+from fedprism.types import Ambiguity, Reconstruction, is_soft
+
+DEFAULT_METRICS = ("mse", "psnr", "ssim", "avd")
+
+
+class Match(NamedTuple):
+    """Pixels in [0, 1] side by side; row i of each tensor belongs to the truth's i-th sample."""
+
+    found: Tensor
+    truth: Tensor
+    rows: tuple[int | None, ...]
+    """Which row of the reconstruction was taken for each sample; None: there was none left."""
+    resolved: frozenset[Ambiguity]
+    """The ambiguities that were resolved by looking at the truth, all of them declared by the attack."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """One value for each private sample and metric; None where the attack returned nothing for the sample."""
+
+    values: Mapping[str, tuple[float | None, ...]]
+    rows: tuple[int | None, ...]
+    resolved: frozenset[Ambiguity]
+    labels_match: bool | None = None
+    """Whether the recovered labels are the true ones, as a multiset; None where the attack gives none."""
+    unavailable: Mapping[str, str] = field(default_factory=dict)
+    """Why a metric has no value."""
+
+    def mean(self, metric: str) -> float:
+        """Mean over the samples that were given an answer; NaN where there are none."""
+        present = [value for value in self.values[metric] if value is not None]
+        return sum(present) / len(present) if present else math.nan
+
+    def __str__(self) -> str:
+        answered = sum(number is not None for number in self.rows)
+        lines = [f"{answered} of {len(self.rows)} samples answered"]
+        lines += [f"{name:>12}  mean {self.mean(name):.4g}" for name in self.values]
+        lines += [f"{name:>12}  not available: {reason}" for name, reason in self.unavailable.items()]
+        if self.labels_match is not None:
+            lines.append(f"{'labels':>12}  {'all right' if self.labels_match else 'not all right'}")
+        return "\n".join(lines)
+
+
+def score(
+    reconstruction: Reconstruction,
+    truth: Truth,
+    *,
+    metrics: Sequence[str] = DEFAULT_METRICS,
+    allow_download: bool = False,
+) -> Scores:
+    """Score each private sample. Ambiguities are resolved once, by mean squared error, for all metrics alike.
+
+    Metrics for images are left out for other inputs. `allow_download` lets LPIPS fetch its network.
+    """
+    matched = match(reconstruction, truth)
+    answered = torch.tensor([number is not None for number in matched.rows])
+    values: dict[str, tuple[float | None, ...]] = {}
+    unavailable: dict[str, str] = {}
+    for name in metrics:
+        metric = row(metric_table.METRICS, name, "metric")
+        if metric.images_only and not _are_images(matched.truth):
+            unavailable[name] = f"{name} is for images, these inputs have shape {tuple(matched.truth.shape[1:])}"
+            continue
+        try:
+            values[name] = _values(metric, name, matched, answered, allow_download)
+        except (LpipsUnavailable, ValueError) as reason:
+            unavailable[name] = str(reason)
+    if "avd" in values:  # a blank image scores low on AVD too: the value means nothing without this floor
+        values["avd_floor"] = tuple(map(float, avd_floor(matched.truth)))
+    return Scores(
+        values=values,
+        rows=matched.rows,
+        resolved=matched.resolved,
+        labels_match=_labels_match(reconstruction.labels, truth.labels),
+        unavailable=unavailable,
+    )
+
+
+def match(reconstruction: Reconstruction, truth: Truth) -> Match:
+    """Put the reconstruction in the truth's order, in pixels, resolving only what the attack declares ambiguous."""
+    if reconstruction.inputs is None:
+        raise BadInput("expected a reconstruction with inputs to score, found none; run an attack that returns inputs.")
+    if reconstruction.inputs.shape[1:] != truth.inputs.shape[1:]:
+        raise BadInput(
+            f"expected reconstructed inputs of shape {tuple(truth.inputs.shape[1:])}, "
+            f"found {tuple(reconstruction.inputs.shape[1:])}; score against the truth of the same scenario."
+        )
+    original = to_pixels(truth.inputs, truth)
+    # (versions, samples, ...): what the reconstruction looks like under each choice of an undetermined sign or scale
+    versions = torch.stack(_versions(reconstruction, truth))
+    errors = torch.stack([_pairwise_mse(version, original) for version in versions])
+    cost, version_of = errors.min(dim=0)
+    pairs = _assign(cost, order_known="order" not in reconstruction.ambiguity)
+    rows: list[int | None] = [None] * len(original)
+    found = torch.zeros_like(original)
+    for found_row, truth_row in pairs:
+        rows[truth_row] = found_row
+        found[truth_row] = versions[version_of[found_row, truth_row], found_row]
+    return Match(found, original, tuple(rows), reconstruction.ambiguity)
+
+
+def to_pixels(inputs: Tensor, truth: Truth) -> Tensor:
+    """Model inputs as pixels in [0, 1], in double precision."""
+    pixels = inputs.detach().cpu().double()
+    if truth.normalization is not None:
+        view = (1, -1, *[1] * (pixels.dim() - 2))
+        mean, std = (torch.tensor(values, dtype=pixels.dtype).view(view) for values in truth.normalization)
+        pixels = pixels * std + mean
+    low, high = truth.bounds
+    # A value that is not finite is no answer; 0 keeps it from poisoning the assignment.
+    return torch.nan_to_num((pixels - low) / (high - low), nan=0.0, posinf=1.0, neginf=0.0).clamp(0, 1)
+
+
+def _versions(reconstruction: Reconstruction, truth: Truth) -> list[Tensor]:
+    """Everything the reconstruction may mean, given what it leaves open.
+
+    An unknown sign is tried both ways. An unknown scale is set by stretching each sample to the full pixel range, after
+    which a flipped sign is the negative image.
+    """
+    assert reconstruction.inputs is not None
+    inputs = reconstruction.inputs
+    if "scale" in reconstruction.ambiguity:
+        flat = inputs.detach().cpu().double().flatten(1)
+        low, high = flat.min(1, keepdim=True).values, flat.max(1, keepdim=True).values
+        stretched = ((flat - low) / (high - low).clamp(min=1e-12)).view_as(inputs)
+        return [stretched, 1 - stretched] if "sign" in reconstruction.ambiguity else [stretched]
+    signs = (1, -1) if "sign" in reconstruction.ambiguity else (1,)
+    return [to_pixels(sign * inputs, truth) for sign in signs]
+
+
+def _pairwise_mse(found: Tensor, truth: Tensor) -> Tensor:
+    """(found, truth) mean squared errors."""
+    first, second = found.flatten(1), truth.flatten(1)
+    return torch.stack([(first - sample).square().mean(1) for sample in second], dim=1)
+
+
+def _assign(cost: Tensor, *, order_known: bool) -> list[tuple[int, int]]:
+    if order_known:
+        return [(number, number) for number in range(min(cost.shape))]
+    found, truth = linear_sum_assignment(cost.numpy())
+    return list(zip(found.tolist(), truth.tolist(), strict=True))
+
+
+def _values(
+    metric: Metric, name: str, matched: Match, answered: Tensor, allow_download: bool
+) -> tuple[float | None, ...]:
+    found, original = matched.found[answered], matched.truth[answered]
+    if name.startswith("lpips-"):  # these networks work in single precision and may be allowed to download
+        computed = iter(metric.function(found.float(), original.float(), allow_download=allow_download).tolist())
+    else:
+        computed = iter(metric.function(found, original).tolist())
+    return tuple(float(next(computed)) if yes else None for yes in answered.tolist())
+
+
+def _are_images(pixels: Tensor) -> bool:
+    return pixels.dim() == 4 and pixels.shape[1] in (1, 3) and min(pixels.shape[2:]) >= 3
+
+
+def _labels_match(found: Tensor | None, truth: Tensor) -> bool | None:
+    if found is None or is_soft(truth):
+        return None
+    return bool(torch.equal(found.cpu().sort().values, truth.cpu().sort().values))

@@ -1,0 +1,251 @@
+"""From a scenario to what an attacker sees and, on the other side of the wall, the truth."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol as Interface
+
+import torch
+from torch import Tensor, nn
+
+from fedprism import losses
+from fedprism.client import FedAvg, FedSGD, LocalUpdate, Protocol, local_update
+from fedprism.defenses.base import Chain, Context, Defense
+from fedprism.errors import BadInput
+from fedprism.randomness import generator, seeded_layers
+from fedprism.threats import ThreatModel
+from fedprism.truth import Truth
+from fedprism.types import Batch, Knowledge, LossFn, Observation, Reduction, Round, Update, detached, is_soft
+
+
+class Tamperer(Interface):
+    """A malicious server's method: it chooses the parameters and keeps a trapdoor to read the answer with."""
+
+    def tamper(
+        self, model: nn.Module, params: Update, rng: torch.Generator
+    ) -> tuple[Update, dict[str, Tensor] | None]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """A federation: the model, each client's data, and how they train together.
+
+    Inputs are what the model is fed; `normalization` (mean, std per channel) says how pixels in `bounds` became inputs.
+    Clients train in train mode unless `training` is False.
+    """
+
+    model: nn.Module
+    clients: Sequence[Batch]
+    protocol: Protocol = field(default_factory=FedSGD)
+    defense: Defense = field(default_factory=Chain)
+    loss: str | LossFn = "cross_entropy"
+    rounds: int = 1
+    aggregation: Reduction = "mean"
+    training: bool = True
+    bounds: tuple[float, float] = (0.0, 1.0)
+    normalization: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.clients or self.rounds < 1:
+            raise BadInput(
+                f"expected at least one client and one round, found {len(self.clients)} clients and "
+                f"{self.rounds} rounds; give Scenario(clients=[Batch(inputs, labels)])."
+            )
+        for number, data in enumerate(self.clients):
+            _check_batch(data, number)
+
+
+def simulate(
+    scenario: Scenario, threat: ThreatModel, *, seed: int = 0, server: Tamperer | None = None
+) -> tuple[Observation, Truth]:
+    """Run the federation; return what `threat` sees and knows, and the truth.
+
+    `server` chooses the parameters when the threat model tampers. The scenario's model is left as it was.
+    """
+    if server is not None and not threat.tampers:
+        raise BadInput(
+            f"expected a threat model that tampers when a server method is given, found {threat.name}; "
+            "use threats.malicious_server."
+        )
+    model = copy.deepcopy(scenario.model).train(scenario.training)
+    params: Update = detached(dict(model.named_parameters()))
+    buffers: Update = detached(dict(model.named_buffers()))
+    trapdoor = None
+    if server is not None:
+        params, trapdoor = server.tamper(model, params, generator(seed, "tamper"))
+    names = tuple(f"client-{number}" for number in range(len(scenario.clients)))
+
+    rounds: list[Round] = []
+    drawn: list[tuple[str, Batch]] = []
+    for index in range(scenario.rounds):
+        context = Context(model=model, params=params, round=index)
+        answers: list[LocalUpdate] = []
+        batches: list[Batch] = []
+        for name, dataset in zip(names, scenario.clients, strict=True):
+            answer, batch = _client_round(scenario, model, params, buffers, dataset, name, index, seed)
+            answers.append(answer)
+            batches.append(batch)
+        updates = list(
+            scenario.defense.on_aggregate([a.update for a in answers], context, generator(seed, "aggregate", index))
+        )
+        sizes = tuple(map(len, batches))
+        moved = _aggregate(updates, sizes, "weighted_mean" if scenario.aggregation == "weighted_mean" else "mean")
+        rounds.extend(_seen(scenario, threat, index, params, buffers, updates, sizes, names, moved))
+        drawn.extend(zip(names, batches, strict=True))
+        params = _step(params, moved, scenario.protocol)
+
+    observation = Observation(
+        model=model if "model" in threat.grants else None,
+        rounds=tuple(rounds),
+        knowledge=_everything(scenario, threat, drawn).restricted_to(threat.grants),
+        trapdoor=trapdoor if "trapdoor" in threat.grants else None,
+        subject=names[0] if threat.sees == "client" and len(names) == 1 else None,
+        source=f"simulated for {threat.name}, seed {seed}",
+    )
+    truth = Truth(
+        inputs=torch.cat([batch.inputs for _, batch in drawn]).detach().clone(),
+        labels=torch.cat([batch.labels for _, batch in drawn]).detach().clone(),
+        owners=tuple(name for name, batch in drawn for _ in range(len(batch))),
+        bounds=scenario.bounds,
+        normalization=scenario.normalization,
+    )
+    return observation, truth
+
+
+def _client_round(
+    scenario: Scenario,
+    model: nn.Module,
+    params: Update,
+    buffers: Update,
+    dataset: Batch,
+    name: str,
+    index: int,
+    seed: int,
+) -> tuple[LocalUpdate, Batch]:
+    """One client's answer in one round, and the samples it trained on. Clients do not share random numbers."""
+    rng = generator(seed, "client", name, "round", index)
+    context = Context(model=model, params=params, client=name, round=index)
+    batch = dataset[scenario.defense.on_draw(dataset, context, rng)]
+    with seeded_layers(rng):
+        answer = local_update(
+            model,
+            params,
+            batch,
+            loss=losses.resolve(scenario.loss),
+            protocol=scenario.protocol,
+            rng=rng,
+            defense=scenario.defense,
+            buffers=buffers,
+            context=context,
+        )
+    return answer, batch
+
+
+def _seen(
+    scenario: Scenario,
+    threat: ThreatModel,
+    index: int,
+    params: Update,
+    buffers: Update,
+    updates: list[Update],
+    sizes: tuple[int, ...],
+    names: tuple[str, ...],
+    moved: Update,
+) -> list[Round]:
+    """The round as the threat model sees it: client by client, the sum, or the movement of the global model."""
+    before = buffers or None
+    if threat.sees == "client":
+        return [
+            Round(
+                index=index,
+                params=params,
+                update=update,
+                kind=scenario.protocol.kind,
+                participants=(name,),
+                buffers_before=before,
+            )
+            for name, update in zip(names, updates, strict=True)
+        ]
+    shared = {"index": index, "params": params, "clients": len(names), "buffers_before": before}
+    if "public_data" in threat.grants:  # a participant sees only how the global model moved
+        after = _step(params, moved, scenario.protocol)
+        delta = {name: after[name] - p for name, p in params.items()}
+        return [Round(update=delta, kind="delta", reduction="mean", **shared)]  # type: ignore[arg-type]
+    aggregate = _aggregate(updates, sizes, scenario.aggregation)
+    return [
+        Round(
+            update=aggregate,
+            kind=scenario.protocol.kind,
+            reduction=scenario.aggregation,
+            participants=names if "participation" in threat.grants else None,
+            examples=sizes if "examples" in threat.grants else None,
+            **shared,  # type: ignore[arg-type]
+        )
+    ]
+
+
+def _aggregate(updates: Sequence[Update], sizes: Sequence[int], reduction: Reduction) -> Update:
+    weights = {
+        "sum": [1.0] * len(updates),
+        "mean": [1.0 / len(updates)] * len(updates),
+        "weighted_mean": [size / sum(sizes) for size in sizes],
+    }[reduction]
+    return {
+        name: torch.stack([w * u[name] for w, u in zip(weights, updates, strict=True)]).sum(0) for name in updates[0]
+    }
+
+
+def _step(params: Update, moved: Update, protocol: Protocol) -> Update:
+    """The next global model."""
+    factor = 1.0 if protocol.kind == "delta" else -protocol.lr
+    return {name: p + factor * moved[name] for name, p in params.items()}
+
+
+def _everything(scenario: Scenario, threat: ThreatModel, drawn: list[tuple[str, Batch]]) -> Knowledge:
+    """All there is to know about the scenario; the threat model then hands out its part."""
+    protocol = scenario.protocol
+    local = protocol if isinstance(protocol, FedAvg) else FedAvg(lr=protocol.lr)
+    sizes = tuple(len(batch) for _, batch in drawn)
+    one_by_one = threat.sees == "client" and len(drawn) > 1
+    # Whoever sees an aggregate faces the union of the cohort's batches; with a single client that is its batch.
+    cohort = sum(sizes[: len(scenario.clients)])
+    batch_size = sizes if one_by_one else cohort
+    labels = tuple(batch.labels for _, batch in drawn)
+    return Knowledge(
+        input_shape=tuple(scenario.clients[0].inputs.shape[1:]),
+        bounds=scenario.bounds,
+        normalization=scenario.normalization,
+        batch_size=batch_size,
+        examples=sizes,
+        labels=labels if one_by_one else torch.cat(labels[: len(scenario.clients)]),
+        loss=losses.name_of(scenario.loss) or scenario.loss,
+        local_lr=local.lr,
+        local_epochs=local.epochs,
+        local_batch_size=local.batch_size or max(sizes),
+        local_momentum=local.momentum,
+        public_data=scenario.clients[0],
+        participation=torch.ones(scenario.rounds, len(scenario.clients), dtype=torch.bool),
+        cohort_sizes=torch.full((scenario.rounds,), len(scenario.clients)),
+        defense=scenario.defense,
+    )
+
+
+def _check_batch(data: Batch, number: int) -> None:
+    inputs, labels = data.inputs, data.labels
+    if len(inputs) == 0 or len(inputs) != len(labels):
+        raise BadInput(
+            f"expected as many labels as inputs and at least one of each for client {number}, "
+            f"found {len(inputs)} inputs and {len(labels)} labels; check the client's batch."
+        )
+    if not inputs.dtype.is_floating_point or not bool(torch.isfinite(inputs).all()):
+        raise BadInput(
+            f"expected finite floating-point inputs for client {number}, found {inputs.dtype} or values that are not "
+            "finite; scale pixels to [0, 1] and remove NaN."
+        )
+    if labels.dtype != torch.int64 and not is_soft(labels):
+        raise BadInput(
+            f"expected labels of client {number} as whole numbers (int64) or soft rows (batch, classes), "
+            f"found {labels.dtype} of shape {tuple(labels.shape)}; convert with labels.long()."
+        )

@@ -1,0 +1,194 @@
+"""Inputs out of the gradient of a dense layer, in closed form.
+
+For o = W x + b the gradient of a row is gW_j = mean_m d_j^m x^m and gb_j = mean_m d_j^m, where d = dl/do. So
+gW_j / gb_j is the input of a single sample exactly, and of a batch wherever one sample dominates the row.
+
+Phong et al., "Privacy-Preserving Deep Learning via Additively Homomorphic Encryption", 2018 (the division);
+Eloul et al., "Enhancing Privacy against Inversion Attacks in Federated Learning by using Mixing Gradients Strategies",
+2022 (batches, per-class mixing).
+
+Differs from the papers in: the row of an absent class is subtracted first, which removes what all rows share; and where
+the layer's weights are known, `solve_output_layer` removes the rest of the mixing, so that a batch with distinct labels
+comes out exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+PATIENCE = 20
+"""Iterations without clear progress after which `solve_output_layer` stops."""
+
+
+class DenseStatus(StrEnum):
+    EXACT = "the inputs explain the layer's gradient to rounding error"
+    ROWS = "each invertible row is the gradient-weighted mean of the samples that pass through it"
+    AGREED = "each input is confirmed by at least two rows that agree on it"
+    BLENDED = "some classes hold several samples; their rows are averages of these"
+    RESIDUAL = "the rows do not explain the gradient exactly (noise, a defense, or repeated labels): approximate"
+    NOT_INVERTIBLE = "no row has a bias gradient to divide by"
+
+
+class DenseInversion(NamedTuple):
+    inputs: Tensor
+    """(rows, features): one estimate for each invertible row."""
+    rows: Tensor
+    """(rows,) which rows of the layer these are."""
+    status: DenseStatus
+
+
+class OutputLayerSolution(NamedTuple):
+    inputs: Tensor
+    """(samples, features)"""
+    signals: Tensor
+    """(samples, classes): each sample's share of dL/do, (softmax - one-hot) / batch size."""
+    residual: float
+    """Relative distance between the gradient these inputs would give and the observed one."""
+    status: DenseStatus
+
+
+def invert_dense(
+    weight_grad: Tensor, bias_grad: Tensor, *, reference: int | None = None, floor: float = 1e-6
+) -> DenseInversion:
+    """Divide each row of the weight gradient (rows, features) by its bias gradient (rows,).
+
+    `reference`: a row to subtract first (an absent class). Rows whose divisor is below `floor` times the largest are
+    not invertible and are left out.
+    """
+    weight_grad, bias_grad = weight_grad.double(), bias_grad.double()
+    if reference is not None:
+        weight_grad, bias_grad = weight_grad - weight_grad[reference], bias_grad - bias_grad[reference]
+    size = bias_grad.abs()
+    rows = ((size > floor * size.max()) & (size > 0)).nonzero().flatten()
+    inputs = weight_grad[rows] / bias_grad[rows].unsqueeze(1)
+    return DenseInversion(inputs, rows, DenseStatus.ROWS if len(rows) else DenseStatus.NOT_INVERTIBLE)
+
+
+def invert_single(weight_grad: Tensor, bias_grad: Tensor) -> Tensor:
+    """The input (features,) behind the gradient of one sample, from all rows at once by least squares."""
+    weight_grad, bias_grad = weight_grad.double(), bias_grad.double()
+    return weight_grad.T @ bias_grad / bias_grad.square().sum()
+
+
+def numerical_rank(weight_grad: Tensor, bias_grad: Tensor) -> int:
+    """How many independent samples stand behind a layer's gradient; a lower bound of the batch size."""
+    both = torch.cat([weight_grad, bias_grad.unsqueeze(1)], dim=1)
+    values = torch.linalg.svdvals(both.double())
+    threshold = 10 * max(both.shape) ** 0.5 * torch.finfo(weight_grad.dtype).eps * values[0]
+    return int((values > threshold).sum())
+
+
+def absent_class(bias_grad: Tensor, present: Tensor) -> int | None:
+    """The absent class with the most typical bias gradient, or None where every class is present."""
+    absent = torch.ones(len(bias_grad), dtype=torch.bool, device=bias_grad.device)
+    absent[present] = False
+    candidates = absent.nonzero().flatten()
+    if len(candidates) == 0:
+        return None
+    return int(candidates[bias_grad[candidates].argsort()[len(candidates) // 2]])
+
+
+def solve_output_layer(
+    weight: Tensor,
+    bias: Tensor,
+    weight_grad: Tensor,
+    bias_grad: Tensor,
+    counts: Tensor,
+    *,
+    iterations: int = 500,
+) -> OutputLayerSolution:
+    """The inputs of the last dense layer under softmax cross-entropy, one for each class present.
+
+    Solves [gW | gb] = Rᵀ[Z | 1] with R = counts (softmax(Z Wᵀ + b) - one-hot) / batch size for Z. Rows of Z lie in the
+    row space of [gW | gb], so the unknown is a small square matrix and the features are touched only twice. Given R, Z
+    is a least-squares solution; given Z, R follows: the alternation contracts where the predictions depend weakly on Z.
+    The estimate kept is the one that explains the gradient best. counts (classes,): how often each class occurs.
+    """
+    gradient = torch.cat([weight_grad, bias_grad.unsqueeze(1)], dim=1).double()
+    affine = torch.cat([weight, bias.unsqueeze(1)], dim=1).double()
+    counts = counts.to(gradient.device)
+    classes = counts.nonzero().flatten()
+    weights = counts[classes].double() / counts.sum()
+    left, values, right = torch.linalg.svd(gradient, full_matrices=False)
+    size = min(len(classes), len(values))
+    left, basis = left[:, :size] * values[:size], right[:size]
+    logits_of = basis @ affine.T
+    targets = torch.eye(len(counts), dtype=torch.float64, device=gradient.device)[classes]
+
+    def signals(solution: Tensor) -> Tensor:
+        return (torch.softmax(solution @ logits_of, dim=1) - targets) * weights.unsqueeze(1)
+
+    scale = torch.linalg.vector_norm(left)
+    solution = _first_guess(left, basis, gradient[:, -1], classes)
+    best, best_residual, best_at = solution, float("inf"), 0
+    for iteration in range(iterations):
+        current = signals(solution)
+        residual = float(torch.linalg.vector_norm(current.T @ solution - left) / scale)
+        if residual < 0.9 * best_residual:
+            best_at = iteration
+        if residual < best_residual:
+            best, best_residual = solution, residual
+        if not math.isfinite(residual) or iteration - best_at >= PATIENCE:
+            break
+        solution = torch.linalg.lstsq(current.T, left).solution
+    repeated = bool((counts > 1).any())
+    status = DenseStatus.EXACT if explains(best_residual, weight_grad.dtype) else DenseStatus.RESIDUAL
+    status = DenseStatus.BLENDED if repeated else status
+    return OutputLayerSolution((best @ basis)[:, :-1], signals(best), best_residual, status)
+
+
+def explains(residual: float, dtype: torch.dtype) -> bool:
+    """Whether a relative residual is what rounding alone leaves of a gradient given in this precision."""
+    return residual < math.sqrt(torch.finfo(dtype).eps)
+
+
+def _first_guess(left: Tensor, basis: Tensor, bias_grad: Tensor, classes: Tensor) -> Tensor:
+    """Row division in the coordinates of `basis`, less the row of an absent class where there is one."""
+    reference = absent_class(bias_grad, classes)
+    rows, divisor = left[classes], bias_grad[classes]
+    if reference is not None:
+        rows, divisor = left[reference] - rows, bias_grad[reference] - divisor
+    tiny = 1e-12 * bias_grad.abs().max()
+    divisor = torch.where(divisor.abs() > tiny, divisor, tiny)
+    return rows / divisor.unsqueeze(1)
+
+
+def back_substitute(signals: Tensor, weight_grad: Tensor, bias_grad: Tensor) -> tuple[Tensor, float]:
+    """The inputs (samples, features) of a dense layer whose samples' signals dL/do (samples, rows) are known.
+
+    Solves [gW | gb] = signalsᵀ [Z | 1]; the second value is the relative residual.
+    """
+    gradient = torch.cat([weight_grad, bias_grad.unsqueeze(1)], dim=1).double()
+    solution = torch.linalg.lstsq(signals.T, gradient).solution
+    residual = torch.linalg.vector_norm(signals.T @ solution - gradient) / torch.linalg.vector_norm(gradient)
+    return solution[:, :-1], float(residual)
+
+
+def agreeing_rows(inversion: DenseInversion, *, tolerance: float = 1e-4) -> DenseInversion:
+    """The inputs that at least two rows agree on, most confirmed first; `rows` names one row of each group.
+
+    Behind a ReLU a row often passes only one sample of a small batch. Two rows that mix several samples practically
+    never do so in the same proportion, so agreement is evidence of a single sample.
+    """
+    estimates = inversion.inputs
+    gram = estimates @ estimates.T
+    norms = gram.diagonal()
+    distance = (norms.unsqueeze(0) + norms.unsqueeze(1) - 2 * gram).clamp(min=0).sqrt()
+    agree = distance <= tolerance * norms.sqrt().unsqueeze(1)
+    inputs, rows, sizes = [], [], []
+    free = torch.ones(len(estimates), dtype=torch.bool, device=estimates.device)
+    for row in agree.sum(1).argsort(descending=True).tolist():
+        group = agree[row] & free
+        if free[row] and int(group.sum()) >= 2:
+            inputs.append(estimates[group].mean(0))
+            rows.append(int(inversion.rows[row]))
+            sizes.append(int(group.sum()))
+            free &= ~group
+    if not inputs:
+        return DenseInversion(estimates[:0], inversion.rows[:0], DenseStatus.NOT_INVERTIBLE)
+    return DenseInversion(torch.stack(inputs), torch.tensor(rows), DenseStatus.AGREED)

@@ -1,0 +1,110 @@
+"""Labels out of the gradient of the last dense layer.
+
+With softmax cross-entropy the bias gradient of class j is the mean over the batch of p_j - [label = j]: absent classes
+are positive, present ones negative as long as the batch is small against the number of classes.
+
+Zhao, Mopuri, Bilen, "iDLG: Improved Deep Leakage from Gradients", 2020 (the sign rule, one sample);
+Yin et al., "See through Gradients", CVPR 2021 (unique labels of a batch);
+Geiping et al., the `breaching` framework (repeated labels by subtracting the mean impact of one sample).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+CROWDED_RATIO = 4
+"""With fewer classes than this many times the batch, single samples no longer stand out and the rules may fail."""
+
+
+class LabelStatus(StrEnum):
+    TRUSTED = "the labels follow from the signs and sizes of the gradient"
+    ESTIMATED = "the labels are counted with an estimate of the mean prediction; single counts may be off"
+    CROWDED = "the batch is comparable to the number of classes, so labels may be missed or invented"
+    INCONSISTENT = "more classes are negative than there are samples: the gradient is noisy, or the loss is another one"
+    PRESENCE_ONLY = "the batch size is unknown, so only which classes are present is known, not how often"
+    UNKNOWN_LOSS = "the sign rule holds for softmax cross-entropy only; no labels are given for another loss"
+
+
+class LabelRecovery(NamedTuple):
+    labels: Tensor
+    """(samples,) class numbers in ascending order, repeated as often as they occur; empty where no rule applies."""
+    counts: Tensor
+    """(classes,) how often each class occurs."""
+    status: LabelStatus
+
+
+def unique_labels(class_grad: Tensor) -> LabelRecovery:
+    """The classes present, by the sign rule.
+
+    class_grad (classes,): the bias gradient of the last layer, or, for non-negative features (after a ReLU or a
+    sigmoid), the row sums of its weight gradient, which have the same signs.
+    """
+    counts = (class_grad < 0).long()
+    return LabelRecovery(counts.nonzero().flatten(), counts, LabelStatus.PRESENCE_ONLY)
+
+
+def label_counts(
+    class_grad: Tensor,
+    batch_size: int | None = None,
+    *,
+    probabilities: Tensor | None = None,
+    loss: str = "cross_entropy",
+) -> LabelRecovery:
+    """How often each class occurs in the batch.
+
+    class_grad as in `unique_labels`. With `probabilities` (classes,), an estimate of the mean prediction over the
+    batch, the counts are batch_size * (probabilities - class_grad), rounded to whole numbers that add up; class_grad
+    must then be the bias gradient itself. Without it, the bias-corrected rule: every negative class holds a sample; the
+    samples left over go, one by one, to the class that stays most negative after each found sample's mean impact is
+    taken off.
+    """
+    if loss != "cross_entropy":
+        nothing = torch.zeros(len(class_grad), dtype=torch.long)
+        return LabelRecovery(nothing[:0], nothing, LabelStatus.UNKNOWN_LOSS)
+    if batch_size is None:
+        return unique_labels(class_grad)
+    crowded = len(class_grad) < CROWDED_RATIO * batch_size
+    if probabilities is not None:
+        counts = _round_to_sum(batch_size * (probabilities - class_grad), batch_size)
+        status = LabelStatus.CROWDED if crowded else LabelStatus.ESTIMATED
+    else:
+        counts, consistent = _bias_corrected(class_grad, batch_size)
+        status = LabelStatus.CROWDED if crowded else LabelStatus.TRUSTED
+        status = status if consistent else LabelStatus.INCONSISTENT
+    return LabelRecovery(torch.repeat_interleave(torch.arange(len(counts)), counts), counts, status)
+
+
+def _bias_corrected(class_grad: Tensor, batch_size: int) -> tuple[Tensor, bool]:
+    left = class_grad.detach().double().cpu().clone()
+    impact = left[left < 0].sum() / batch_size
+    counts = torch.zeros(len(left), dtype=torch.long)
+    present = (left < 0).nonzero().flatten()
+    consistent = 0 < len(present) <= batch_size
+    present = present[left[present].argsort()][:batch_size]
+    counts[present] = 1
+    left[present] -= impact
+    for _ in range(batch_size - len(present)):
+        strongest = left.argmin()
+        counts[strongest] += 1
+        left[strongest] -= impact
+    return counts, consistent
+
+
+def _round_to_sum(values: Tensor, total: int) -> Tensor:
+    """Whole numbers close to `values` that add up to `total`: the largest remainders are rounded up."""
+    values = values.detach().double().cpu().clamp(min=0)
+    counts = values.floor().long()
+    missing = total - int(counts.sum())
+    order = (values - counts).argsort(descending=missing > 0)
+    step = 1 if missing > 0 else -1
+    for index in order.repeat(abs(missing) // len(order) + 2).tolist():
+        if missing == 0:
+            break
+        if counts[index] + step >= 0:
+            counts[index] += step
+            missing -= step
+    return counts

@@ -1,0 +1,75 @@
+"""Who attacks, what they see and what they know. Knowledge reaches an attack only through one of these."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+from fedprism.errors import BadInput
+from fedprism.naming import nearest
+from fedprism.types import KNOWLEDGE_FIELDS
+
+GRANTABLE = KNOWLEDGE_FIELDS | {"model", "trapdoor"}
+
+
+@dataclass(frozen=True)
+class ThreatModel:
+    """`sees` one client's update or only the aggregate; `tampers`: chooses the parameters that clients receive."""
+
+    name: str
+    grants: frozenset[str]
+    tampers: bool = False
+    sees: Literal["client", "aggregate"] = "client"
+
+    def __post_init__(self) -> None:
+        for field in self.grants:
+            _known(field)
+
+    def granting(self, *fields: str) -> ThreatModel:
+        """The same attacker who also knows these, for example `granting("labels")`."""
+        return self._renamed(self.grants | set(map(_known, fields)), *(f"+{field}" for field in fields))
+
+    def withholding(self, *fields: str) -> ThreatModel:
+        """The same attacker who does not know these."""
+        return self._renamed(self.grants - set(map(_known, fields)), *(f"-{field}" for field in fields))
+
+    def _renamed(self, grants: frozenset[str], *changes: str) -> ThreatModel:
+        return dataclasses.replace(self, name=" ".join([self.name, *changes]), grants=grants)
+
+
+def _known(field: str) -> str:
+    if field not in GRANTABLE:
+        raise BadInput(
+            f"expected a field of Knowledge to grant or withhold, found '{field}'; {nearest(field, GRANTABLE)}"
+        )
+    return field
+
+
+_PUBLIC = frozenset({"model", "input_shape", "loss"})
+_LOCAL = frozenset({"local_lr", "local_epochs", "local_batch_size", "local_momentum"})
+_SERVER = _PUBLIC | _LOCAL | {"bounds", "normalization", "batch_size"}
+
+eavesdropper = ThreatModel("eavesdropper", _PUBLIC)
+"""Reads one client's traffic and knows the model and its loss."""
+
+honest_but_curious = ThreatModel("honest_but_curious", _SERVER)
+"""The server: it also set the training up, so it knows its settings. It follows the protocol."""
+
+curious_client = ThreatModel(
+    "curious_client", _PUBLIC | _LOCAL | {"public_data", "bounds", "normalization"}, sees="aggregate"
+)
+"""A participant: sees the global model move and holds data of its own (`public_data`)."""
+
+secure_aggregation = ThreatModel(
+    "secure_aggregation", _SERVER | {"windows", "counts", "cohort_sizes"}, sees="aggregate"
+)
+"""The server under secure aggregation: sums only, and how often each device took part in windows of rounds."""
+
+malicious_server = ThreatModel("malicious_server", _SERVER | {"trapdoor"}, tampers=True)
+"""The server chooses the parameters it sends and keeps a trapdoor to read the answer."""
+
+THREATS: dict[str, ThreatModel] = {
+    threat.name: threat
+    for threat in (eavesdropper, honest_but_curious, curious_client, secure_aggregation, malicious_server)
+}

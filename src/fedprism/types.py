@@ -1,0 +1,177 @@
+"""The types that flow through fedprism, in the order they appear: read this file first.
+
+    Scenario --simulate--> (Observation, Truth)      Observation <--load-- capture on disk
+    Observation --Attack--> Reconstruction           Truth never enters attacks/ or solvers/
+    (Reconstruction, Truth) --score--> Scores
+
+All inputs live in the *model's input space* (what the network is fed). `Knowledge.normalization` says how pixels became
+inputs, `Knowledge.bounds` is the range of the pixels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+Update: TypeAlias = Mapping[str, Tensor]
+"""Parameter name -> tensor. May be a lazy view of an open file: read each tensor once and do not keep all of them."""
+
+LossFn: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""(outputs (batch, classes), labels (batch,) whole or (batch, classes) soft) -> scalar mean over the batch."""
+
+Kind: TypeAlias = Literal["gradient", "delta"]
+Reduction: TypeAlias = Literal["sum", "mean", "weighted_mean"]
+Ambiguity: TypeAlias = Literal["order", "sign", "scale"]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a client trains on: inputs (batch, *input_shape) and labels, (batch,) whole or (batch, classes) soft."""
+
+    inputs: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, indices: Any) -> Batch:
+        return Batch(self.inputs[indices], self.labels[indices])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """What was sent and what came back: one client's update, or an aggregate of several.
+
+    `update` is a gradient, or a delta (parameters after minus before). Several rounds may share an index: that is plain
+    federated averaging seen client by client.
+    """
+
+    params: Update
+    update: Update
+    kind: Kind = "gradient"
+    reduction: Reduction = "mean"
+    clients: int = 1
+    index: int = 0
+    participants: tuple[str, ...] | None = None
+    examples: tuple[int, ...] | None = None
+    buffers_before: Update | None = None
+    buffers_after: Update | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knowledge:
+    """What the attacker knows beside the update. None means: does not know it.
+
+    Where an observation holds several clients' updates one by one, `batch_size` and `labels` are tuples with one
+    entry a round; `attacks.PerClient` hands each client's part on.
+    """
+
+    input_shape: tuple[int, ...] | None = None
+    bounds: tuple[float, float] | None = None
+    normalization: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    batch_size: int | tuple[int, ...] | None = None
+    examples: tuple[int, ...] | None = None
+    labels: Tensor | tuple[Tensor, ...] | None = None
+    loss: str | LossFn | None = None
+    local_lr: float | None = None
+    local_epochs: int | None = None
+    local_batch_size: int | None = None
+    local_momentum: float | None = None
+    batchnorm_exact: Update | None = None
+    batchnorm_running: Update | None = None
+    public_data: Batch | None = None
+    windows: Tensor | None = None
+    counts: Tensor | None = None
+    participation: Tensor | None = None
+    cohort_sizes: Tensor | None = None
+    mixing: Update | None = None
+    defense: Any = None
+
+    def granted(self) -> frozenset[str]:
+        """Names of the fields that are known."""
+        return frozenset(f.name for f in dataclasses.fields(self) if getattr(self, f.name) is not None)
+
+    def restricted_to(self, names: frozenset[str]) -> Knowledge:
+        """The same knowledge with every field outside `names` forgotten."""
+        return Knowledge(**{name: getattr(self, name) for name in self.granted() & names})
+
+
+KNOWLEDGE_FIELDS = frozenset(f.name for f in dataclasses.fields(Knowledge))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """Everything an attacker has. `subject` says whose update it is, where that is known."""
+
+    model: nn.Module | None
+    rounds: tuple[Round, ...]
+    knowledge: Knowledge = Knowledge()
+    trapdoor: Mapping[str, Tensor] | None = None
+    subject: str | None = None
+    source: str = ""
+
+    def granted(self) -> frozenset[str]:
+        """Names of everything known: knowledge fields, and "model" and "trapdoor" where they are there."""
+        extras = {name for name in ("model", "trapdoor") if getattr(self, name) is not None}
+        return self.knowledge.granted() | extras
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reconstruction:
+    """What an attack got out of an observation.
+
+    inputs (batch, *input_shape) in the model's input space; labels (batch,); owners names whose each input is.
+    `ambiguity` declares what the attack cannot know; scoring may resolve these and nothing else.
+    `knowledge_used` is filled in by the runner.
+    """
+
+    inputs: Tensor | None = None
+    labels: Tensor | None = None
+    features: Tensor | None = None
+    updates: tuple[Update, ...] | None = None
+    properties: Tensor | None = None
+    owners: tuple[str, ...] | None = None
+    ambiguity: frozenset[Ambiguity] = frozenset()
+    status: str = ""
+    diagnostics: Mapping[str, Any] = field(default_factory=dict)
+    knowledge_used: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One line of a result: what was run, with what knowledge, and what came out. Holds no clock, host or path."""
+
+    kind: Literal["attack", "utility"]
+    cell: Mapping[str, Any]
+    knowledge_used: tuple[str, ...] = ()
+    scores: Mapping[str, Any] | None = None
+    accuracy: float | None = None
+    time_factor: float | None = None
+    epsilon: float | None = None
+    residual: float | None = None
+    status: str = ""
+    seed: int = 0
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+def is_soft(labels: Tensor) -> bool:
+    """Whether labels are class probabilities (batch, classes) rather than class numbers (batch,)."""
+    return labels.dtype.is_floating_point and labels.dim() == 2
+
+
+def detached(update: Update) -> dict[str, Tensor]:
+    """A plain dictionary of the same tensors, cut from any autograd graph and from any file."""
+    return {name: tensor.detach().clone() for name, tensor in update.items()}
+
+
+def move(update: Update, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The same tensors on `device`; floating-point ones in `dtype`, whole numbers as they are."""
+    return {
+        name: tensor.to(device, dtype) if tensor.dtype.is_floating_point else tensor.to(device)
+        for name, tensor in update.items()
+    }
