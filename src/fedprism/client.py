@@ -43,7 +43,8 @@ class FedAvg:
     shuffle: bool = True
 
     def __post_init__(self) -> None:
-        if self.lr <= 0 or self.epochs < 1 or (self.batch_size or 1) < 1 or not 0 <= self.momentum < 1:
+        empty = self.epochs < 1 or (self.batch_size is not None and self.batch_size < 1)
+        if empty or self.lr <= 0 or not 0 <= self.momentum < 1:
             raise BadInput(
                 "expected lr > 0, epochs >= 1, batch_size >= 1 and momentum in [0, 1), "
                 f"found {self!r}; change the one that is out of range."

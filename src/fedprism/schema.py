@@ -1,26 +1,47 @@
-"""The words of a capture (`capture.json`), checked before anything else is done with it."""
+"""The words of a capture (`capture.json`), checked before anything else is done with it.
+
+Sizes are bounded here as well: what a capture claims is computed with before it can be found to be wrong.
+"""
 
 from __future__ import annotations
 
+import math
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedprism.errors import BadCapture
 
 FORMAT = "fedprism-capture/1"
+MANIFEST = "capture.json"
+KNOWLEDGE_FILE = "knowledge.safetensors"
+TRAPDOOR_FILE = "trapdoor.safetensors"
+
+MOST_MANIFEST_BYTES = 2**24
+MOST_INPUT_VALUES = 2**24
+MOST_BATCH_VALUES = 2**28
+MOST_LOCAL_STEPS = 10_000
+
+PLAIN_FIELDS = ("input_shape", "bounds", "normalization", "batch_size", "examples")
+LOCAL_FIELDS = ("local_lr", "local_epochs", "local_batch_size", "local_momentum")
+TENSOR_FIELDS = {"windows": 2, "counts": 2, "participation": 2, "cohort_sizes": 1}
+"""Knowledge that is one tensor, and how many dimensions it has. Labels, whose shape varies, are a case of their own."""
+UPDATE_FIELDS = ("batchnorm_exact", "batchnorm_running", "mixing")
+"""Knowledge that is a mapping of tensors: written as `field.name`."""
 
 Size = Annotated[int, Field(ge=1, le=2**31)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Name = Annotated[str, Field(min_length=1, max_length=100)]
+FileName = Annotated[str, Field(min_length=1, max_length=1000)]
+# Wide enough for any real setting, narrow enough that arithmetic with them stays finite in single precision.
+Finite = Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)]
+Positive = Annotated[float, Field(ge=1e-9, le=1e9, allow_inf_nan=False)]
+Setting = Annotated[int, Field(ge=-(2**53), le=2**53)] | Finite | bool | Name | None
 
 
-def _shape_of_sane_size(shape: tuple[int, ...]) -> tuple[int, ...]:
-    product = 1
-    for size in shape:
-        product *= size
-    if product > 2**28:
-        raise ValueError(f"at most {2**28} values in one input, found {product}")
+def _sane_size(shape: tuple[int, ...]) -> tuple[int, ...]:
+    if math.prod(shape) > MOST_INPUT_VALUES:
+        raise ValueError(f"at most {MOST_INPUT_VALUES} values in one input, found {math.prod(shape)}")
     return shape
 
 
@@ -35,51 +56,96 @@ class _Strict(BaseModel):
 
 
 class ModelEntry(_Strict):
-    name: Annotated[str, Field(max_length=100)] | None = None
+    name: Name | None = None
     kwargs: dict[str, Any] = {}
     training: bool = True
 
 
 class DefenseEntry(_Strict):
-    name: Annotated[str, Field(max_length=100)]
-    kwargs: dict[str, Finite | int | bool | str] = {}
+    name: Name
+    kwargs: dict[str, Setting | tuple[Setting, ...]] = {}
 
 
 class KnowledgeEntry(_Strict):
-    input_shape: (
-        Annotated[tuple[Size, ...], Field(min_length=1, max_length=4), AfterValidator(_shape_of_sane_size)] | None
-    ) = None
+    input_shape: Annotated[tuple[Size, ...], Field(min_length=1, max_length=4), AfterValidator(_sane_size)] | None = (
+        None
+    )
     bounds: Annotated[tuple[Finite, Finite], AfterValidator(_rising)] | None = None
     normalization: tuple[tuple[Finite, ...], tuple[Positive, ...]] | None = None
     batch_size: Annotated[int, Field(ge=1, le=2**20)] | tuple[Size, ...] | None = None
     examples: tuple[Size, ...] | None = None
-    loss: Annotated[str, Field(max_length=100)] | None = None
+    loss: Name | None = None
     local_lr: Positive | None = None
-    local_epochs: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    local_epochs: Annotated[int, Field(ge=1, le=MOST_LOCAL_STEPS)] | None = None
     local_batch_size: Size | None = None
     local_momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
     defense: DefenseEntry | Annotated[tuple[DefenseEntry, ...], Field(max_length=100)] | None = None
 
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """The batch size of each round where they differ, the one of all rounds, or nothing."""
+        sizes = self.batch_size
+        return sizes if isinstance(sizes, tuple) else (sizes,) if sizes is not None else ()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> KnowledgeEntry:
+        largest = max(self.batch_sizes, default=1)
+        if largest * math.prod(self.input_shape or ()) > MOST_BATCH_VALUES:
+            raise ValueError(
+                f"at most {MOST_BATCH_VALUES} values in a batch, found batch_size {largest} and input_shape "
+                f"{self.input_shape}"
+            )
+        steps = (self.local_epochs or 1) * math.ceil(largest / (self.local_batch_size or largest))
+        if steps > MOST_LOCAL_STEPS:
+            raise ValueError(
+                f"at most {MOST_LOCAL_STEPS} local steps, found {steps} by batch_size, local_batch_size and "
+                "local_epochs"
+            )
+        if self.normalization is not None:
+            mean, std = self.normalization
+            channels = self.input_shape[0] if self.input_shape is not None else max(len(mean), 1)
+            if not len(mean) == len(std) == channels:
+                raise ValueError(
+                    f"a mean and a std for each of {channels} channels in normalization, found {len(mean)} and "
+                    f"{len(std)}"
+                )
+        return self
+
 
 class RoundEntry(_Strict):
     kind: Literal["gradient", "delta"]
-    params: str
-    update: str
+    params: FileName
+    update: FileName
     clients: Size = 1
     reduction: Literal["sum", "mean", "weighted_mean"] = "mean"
     index: Annotated[int, Field(ge=0, le=2**31)] | None = None
-    participants: tuple[str, ...] | None = None
+    participants: tuple[Annotated[str, Field(max_length=1000)], ...] | None = None
     examples: tuple[Size, ...] | None = None
-    buffers_before: str | None = None
-    buffers_after: str | None = None
+    buffers_before: FileName | None = None
+    buffers_after: FileName | None = None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> RoundEntry:
+        for name in ("participants", "examples"):
+            given = getattr(self, name)
+            if given is not None and len(given) != self.clients:
+                raise ValueError(f"as many {name} as clients, found {len(given)} and {self.clients}")
+        return self
 
 
 class CaptureFile(_Strict):
     format: Literal["fedprism-capture/1"]
-    rounds: Annotated[tuple[RoundEntry, ...], Field(min_length=1, max_length=1_000_000)]
-    model: ModelEntry = ModelEntry()
+    rounds: Annotated[tuple[RoundEntry, ...], Field(min_length=1)]
+    model: ModelEntry | None = None
     knowledge: KnowledgeEntry = KnowledgeEntry()
-    source: str = ""
+    source: Annotated[str, Field(max_length=10_000)] = ""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> CaptureFile:
+        sizes = self.knowledge.batch_size
+        if isinstance(sizes, tuple) and len(sizes) != len(self.rounds):
+            raise ValueError(f"one batch_size for each of {len(self.rounds)} rounds, found {len(sizes)}")
+        return self
 
 
 def parse(text: bytes) -> CaptureFile:
@@ -88,9 +154,14 @@ def parse(text: bytes) -> CaptureFile:
         return CaptureFile.model_validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
+        keys = [str(part) for part in first["loc"] if not _UNION_TAG.fullmatch(str(part))]
+        where = repr(".".join(keys)[:80]) if keys else "the top level"
         problem = first["msg"].replace("\n", " ").removeprefix("Value error, ")
         raise BadCapture(
-            f"expected a capture.json of {FORMAT}, found a problem at '{where[:200]}' ({problem[:300]}); "
+            f"expected a {MANIFEST} of {FORMAT}, found a problem at {where} ({problem[:300]}); "
             "correct or remove that key."
         ) from error
+
+
+_UNION_TAG = re.compile(r"(constrained-)?(int|float|bool|str|none)|DefenseEntry|[a-z-]+\[.*", re.DOTALL)
+"""What pydantic adds to the place of an error where several types are allowed."""

@@ -10,7 +10,7 @@ from typing import Protocol as Interface
 import torch
 from torch import Tensor, nn
 
-from fedprism import losses
+from fedprism import devices, losses
 from fedprism.client import FedAvg, FedSGD, LocalUpdate, Protocol, local_update
 from fedprism.defenses.base import Chain, Context, Defense
 from fedprism.errors import BadInput
@@ -58,18 +58,28 @@ class Scenario:
 
 
 def simulate(
-    scenario: Scenario, threat: ThreatModel, *, seed: int = 0, server: Tamperer | None = None
+    scenario: Scenario,
+    threat: ThreatModel,
+    *,
+    seed: int = 0,
+    server: Tamperer | None = None,
+    device: str | torch.device | None = None,
 ) -> tuple[Observation, Truth]:
-    """Run the federation; return what `threat` sees and knows, and the truth.
+    """Run the federation; return what `threat` sees and knows, and the truth, both on the CPU.
 
-    `server` chooses the parameters when the threat model tampers. The scenario's model is left as it was.
+    `server` chooses the parameters when the threat model tampers. The scenario's model is left as it was. Clients train
+    on `device`, or the best one there is.
     """
     if server is not None and not threat.tampers:
         raise BadInput(
             f"expected a threat model that tampers when a server method is given, found {threat.name}; "
             "use threats.malicious_server."
         )
-    model = copy.deepcopy(scenario.model).train(scenario.training)
+    model = copy.deepcopy(scenario.model).cpu().train(scenario.training)
+    for number, data in enumerate(scenario.clients):
+        _check_fits(model, data, number)
+    place = devices.pick(device)
+    trainer = copy.deepcopy(model).to(place) if place.type != "cpu" else model
     params: Update = detached(dict(model.named_parameters()))
     buffers: Update = detached(dict(model.named_buffers()))
     trapdoor = None
@@ -84,7 +94,7 @@ def simulate(
         answers: list[LocalUpdate] = []
         batches: list[Batch] = []
         for name, dataset in zip(names, scenario.clients, strict=True):
-            answer, batch = _client_round(scenario, model, params, buffers, dataset, name, index, seed)
+            answer, batch = _client_round(scenario, trainer, params, buffers, dataset, name, index, seed)
             answers.append(answer)
             batches.append(batch)
         updates = list(
@@ -128,19 +138,24 @@ def _client_round(
     rng = generator(seed, "client", name, "round", index)
     context = Context(model=model, params=params, client=name, round=index)
     batch = dataset[scenario.defense.on_draw(dataset, context, rng)]
+    place = next(iter(model.parameters())).device
     with seeded_layers(rng):
         answer = local_update(
             model,
-            params,
-            batch,
+            _on(params, place),
+            Batch(batch.inputs.to(place), batch.labels.to(place)),
             loss=losses.resolve(scenario.loss),
             protocol=scenario.protocol,
             rng=rng,
             defense=scenario.defense,
-            buffers=buffers,
+            buffers=_on(buffers, place),
             context=context,
         )
-    return answer, batch
+    return LocalUpdate(_on(answer.update, torch.device("cpu")), answer.buffers), batch
+
+
+def _on(update: Update, device: torch.device) -> Update:
+    return {name: tensor.to(device) for name, tensor in update.items()}
 
 
 def _seen(
@@ -230,6 +245,29 @@ def _everything(scenario: Scenario, threat: ThreatModel, drawn: list[tuple[str, 
         cohort_sizes=torch.full((scenario.rounds,), len(scenario.clients)),
         defense=scenario.defense,
     )
+
+
+def _check_fits(model: nn.Module, data: Batch, number: int) -> None:
+    """One sample through the network: its input must be accepted and every label must be one of the classes."""
+    training = model.training
+    try:
+        with torch.no_grad():
+            outputs = model.eval()(data.inputs[:1].cpu())
+    except RuntimeError as error:
+        raise BadInput(
+            f"expected a model that accepts inputs of shape {tuple(data.inputs.shape[1:])} and type "
+            f"{data.inputs.dtype}, as client {number} holds, found that it does not ({str(error).splitlines()[0]}); "
+            "change the model or the data."
+        ) from error
+    finally:
+        model.train(training)
+    classes = outputs.shape[-1]
+    width = data.labels.shape[-1] if is_soft(data.labels) else int(data.labels.max()) + 1
+    if outputs.dim() != 2 or width > classes or (not is_soft(data.labels) and int(data.labels.min()) < 0):
+        raise BadInput(
+            f"expected labels of client {number} within the model's {classes} classes, found labels up to "
+            f"{width - 1} and outputs of shape {tuple(outputs.shape)}; change the model or the labels."
+        )
 
 
 def _check_batch(data: Batch, number: int) -> None:

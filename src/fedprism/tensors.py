@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from fedprism.checks import shown
 from fedprism.errors import BadCapture
+
+MOST_FILE_BYTES = 2**32
+MOST_TENSORS = 2**16
+_CHUNK = 2**22  # values looked at in one go, so that checking a file needs little memory
 
 _WHOLE = {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}
 _FLOAT = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -25,28 +31,49 @@ class TensorFile(Mapping[str, Tensor]):
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.name = shown(path.name)
+        """The file's name as error messages write it."""
         try:
-            self._file: Any = safe_open(str(path), framework="pt")
-            self._entries = {name: self._file.get_slice(name) for name in self._file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError, ValueError) as error:
+            size = path.stat().st_size
+            if size > MOST_FILE_BYTES:
+                raise BadCapture(
+                    f"expected a tensor file of at most {MOST_FILE_BYTES} bytes, found {size} in {self.name}; "
+                    "record fewer tensors in it."
+                )
+            file: Any = safe_open(str(path), framework="pt")
+            names: list[str] = file.keys()
+            if len(names) > MOST_TENSORS:
+                raise BadCapture(
+                    f"expected at most {MOST_TENSORS} tensors in a file, found {len(names)} in {self.name}; "
+                    "record fewer tensors in it."
+                )
+            self._entries: dict[str, Any] = {name: file.get_slice(name) for name in names}
+        except (SafetensorError, OSError, ValueError, RuntimeError) as error:
             raise BadCapture(
-                f"expected a safetensors file, found '{path.name}' that cannot be read as one "
+                f"expected a safetensors file, found {self.name} that cannot be read as one "
                 f"({_first_line(error)}); write it again."
             ) from error
-        for name in self._entries:
+        self._file = file
+        for name in self:
             self.dtype(name)
+            if math.prod(self.shape(name)) == 0:
+                raise BadCapture(
+                    f"expected at least one number in each tensor, found none in {shown(name)} of {self.name}; "
+                    "leave it out."
+                )
 
     def __getitem__(self, name: str) -> Tensor:
-        if name not in self._entries:
-            raise KeyError(name)
-        tensor: Tensor = self._file.get_tensor(name)
-        return tensor
+        # A copy: the file's own memory may lie at odd addresses, and whoever changed it would change later readings.
+        return self._mapped(name).clone()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape as the header states it, without reading the tensor."""
@@ -57,19 +84,52 @@ class TensorFile(Mapping[str, Tensor]):
         stated = self._entries[name].get_dtype()
         if stated not in _DTYPES:
             raise BadCapture(
-                f"expected tensors of type {', '.join(_DTYPES)}, found {stated} for '{name}' in '{self.path.name}'; "
+                f"expected tensors of type {', '.join(_DTYPES)}, found {stated} for {shown(name)} in {self.name}; "
                 "convert it."
             )
         return _DTYPES[stated]
 
-    def check_finite(self) -> None:
-        """Read every floating-point tensor once; NaN or infinity is a BadCapture."""
+    def check_finite(self, *, nan_allowed: Collection[str] = ()) -> None:
+        """Read every floating-point tensor once; infinity, or NaN where it is not allowed, is a BadCapture."""
         for name in self:
-            if self.dtype(name).is_floating_point and not bool(torch.isfinite(self[name]).all()):
-                raise BadCapture(
-                    f"expected finite numbers, found NaN or infinity in '{name}' of '{self.path.name}'; "
-                    "leave that round out or record it again."
-                )
+            if not self.dtype(name).is_floating_point:
+                continue
+            for part in torch.split(self._mapped(name).view(-1), _CHUNK):
+                bad = part.isinf() if name in nan_allowed else ~part.isfinite()
+                if bool(bad.any()):
+                    raise BadCapture(
+                        f"expected finite numbers, found NaN or infinity in {shown(name)} of {self.name}; "
+                        "leave that round out or record it again."
+                    )
+
+    def _mapped(self, name: str) -> Tensor:
+        """The tensor in the file's own memory."""
+        if name not in self._entries:
+            raise KeyError(name)
+        tensor: Tensor = self._file.get_tensor(name)
+        return tensor
+
+
+class Part(Mapping[str, Tensor]):
+    """Some of the tensors of a mapping, read as lazily as the mapping itself."""
+
+    def __init__(self, whole: Mapping[str, Tensor], names: Iterable[str]) -> None:
+        self._whole = whole
+        self._names = dict.fromkeys(names)
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._whole[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -92,4 +152,4 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

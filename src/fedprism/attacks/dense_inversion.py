@@ -9,6 +9,7 @@ back through a stack of dense layers; for other hidden layers inputs that two ro
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -21,6 +22,9 @@ from fedprism.attacks.structure import DenseLayer, Trace, trace
 from fedprism.errors import NotApplicable
 from fedprism.solvers import dense, labels
 from fedprism.types import Observation, Reconstruction, Round
+
+MOST_READINGS = 8
+"""How many readings of the labels are tried at most."""
 
 
 class _Found(NamedTuple):
@@ -59,10 +63,11 @@ class DenseInversion(Attack):
         size = observation.knowledge.batch_size
         batch = size if isinstance(size, int) else dense.numerical_rank(weight_grad, bias_grad)
         found = None
-        if batch > 1:
-            found = _solve_stack(observation, seen, network, batch)
-        if batch == 1:
-            found = _single(observation, seen, network, layer)
+        if bool(bias_grad.any()):
+            if batch == 1:
+                found = _single(observation, seen, network, layer)
+            else:
+                found = _solve_stack(observation, seen, network, batch)
         if found is None:
             found = _rows(weight_grad, bias_grad, batch, self.floor)
         shape = observation.knowledge.input_shape or ()
@@ -113,8 +118,7 @@ def _single(observation: Observation, seen: Round, network: Trace, layer: DenseL
     label = None
     if last is not None and last.bias in seen.update and _uses_cross_entropy(observation):
         label = _gradient(last, seen)[1].argmin().view(1).cpu()
-    exact = bool(torch.isfinite(inputs).all())
-    return _Found(inputs, label, None, dense.DenseStatus.EXACT if exact else dense.DenseStatus.NOT_INVERTIBLE)
+    return _Found(inputs, label, None, dense.DenseStatus.EXACT)
 
 
 def _solve_stack(observation: Observation, seen: Round, network: Trace, batch: int) -> _Found | None:
@@ -125,36 +129,47 @@ def _solve_stack(observation: Observation, seen: Round, network: Trace, batch: i
     layers, activations = stack
     if any(layer.bias is None or layer.bias not in seen.update for layer in layers):
         return None
-    gradients = [tuple(scale * g for g in _gradient(layer, seen)) for layer in layers]
+    gradients = [
+        (scale * weight_grad, scale * bias_grad)
+        for weight_grad, bias_grad in (_gradient(layer, seen) for layer in layers)
+    ]
     last = layers[-1]
     weight, bias = seen.params[last.weight], seen.params[last.bias or ""]
-    mean_prediction = torch.softmax(network.outputs.double(), dim=1).mean(0)
-    uniform = torch.full_like(mean_prediction, 1 / len(mean_prediction))
-    weight_grad, bias_grad = gradients[-1]
-    # The labels are read off in three ways; the reading that explains the gradient best is kept.
-    readings = {
-        tuple(labels.label_counts(bias_grad.double(), batch, probabilities=p).counts.tolist())
-        for p in (None, uniform, mean_prediction)
-    }
-    solved = min(
-        (
-            (dense.solve_output_layer(weight, bias, weight_grad, bias_grad, torch.tensor(counts)), counts)
-            for counts in sorted(readings)
-        ),
-        key=lambda pair: pair[0].residual,
-    )
-    solution, counts = solved
+    solution, counts = _solve_output(weight, bias, *gradients[-1], network.outputs, batch)
     inputs, signals, residual = solution.inputs, solution.signals, solution.residual
+    if not math.isfinite(residual):
+        return None
     for number in range(len(layers) - 1, 0, -1):
         onward = seen.params[layers[number].weight].double()
         signals = signals @ onward * activations[number - 1].slope(inputs)
         inputs, layer_residual = dense.back_substitute(signals, *gradients[number - 1])
         residual = max(residual, layer_residual)
-    if not bool(torch.isfinite(inputs).all()):
-        return None
     exact = solution.status is not dense.DenseStatus.EXACT or dense.explains(residual, weight.dtype)
     status = solution.status if exact else dense.DenseStatus.RESIDUAL
-    return _Found(inputs, torch.tensor(counts).nonzero().flatten(), residual, status)
+    return _Found(inputs, counts.nonzero().flatten(), residual, status)
+
+
+def _solve_output(
+    weight: Tensor, bias: Tensor, weight_grad: Tensor, bias_grad: Tensor, some_outputs: Tensor, batch: int
+) -> tuple[dense.OutputLayerSolution, Tensor]:
+    """Solve the output layer under several readings of the labels; keep the one that explains the gradient best.
+
+    The readings: the sign rule; counts under uniform predictions and under those for random inputs; and, from each
+    solution, the counts that its own predictions imply.
+    """
+    guess = torch.softmax(some_outputs.double(), dim=1).mean(0)
+    waiting = [None, torch.full_like(guess, 1 / len(guess)), guess]
+    tried: dict[tuple[int, ...], dense.OutputLayerSolution] = {}
+    while waiting and len(tried) < MOST_READINGS:
+        counts = labels.label_counts(bias_grad.double(), batch, probabilities=waiting.pop(0)).counts
+        key = tuple(counts.tolist())
+        if key not in tried:
+            tried[key] = dense.solve_output_layer(weight, bias, weight_grad, bias_grad, counts)
+            present = torch.eye(len(counts), device=guess.device, dtype=guess.dtype)[counts.nonzero().flatten()]
+            shares = counts[counts > 0].to(guess).unsqueeze(1) / batch
+            waiting.append((tried[key].signals + shares * present).sum(0))
+    best = min(tried, key=lambda key: tried[key].residual)
+    return tried[best], torch.tensor(best)
 
 
 def _rows(weight_grad: Tensor, bias_grad: Tensor, batch: int, floor: float) -> _Found:

@@ -72,7 +72,7 @@ def forward_model(observation: Observation, seen: Round, *, unroll: bool = True,
         names=names,
         loss=losses.resolve(knowledge.loss),
         protocol=protocol,
-        defense=known.deterministic() if known is not None else Chain(),
+        defense=known.deterministic(seen.update) if known is not None else Chain(),
     )
 
 

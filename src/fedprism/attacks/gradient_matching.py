@@ -159,12 +159,13 @@ class GradientMatching(Attack):
 
     def _labels(self, observation: Observation, seen: Round, batch: int) -> _Labels:
         knowledge, device = observation.knowledge, next(iter(seen.params.values())).device
+        network = trace(observation)
+        classes = network.outputs.shape[-1]
         if self.labels is Labels.KNOWN:
             if not isinstance(knowledge.labels, Tensor):
                 raise MissingKnowledge(self.name, "labels")
-            return _Labels(knowledge.labels.to(device), 0, "known")
-        network = trace(observation)
-        classes = network.outputs.shape[1]
+            _check_labels(knowledge.labels, batch, classes)
+            return _Labels(knowledge.labels.to(device), classes, "known")
         if self.labels is Labels.JOINT:
             return _Labels(None, classes, "optimised jointly")
         last = network.output_layer()
@@ -185,6 +186,15 @@ class GradientMatching(Attack):
                 'set labels="joint" or grant the labels.'
             )
         return _Labels(recovery.labels.to(device), classes, f"inferred ({recovery.status})")
+
+
+def _check_labels(labels: Tensor, batch: int, classes: int) -> None:
+    fits = labels.shape == (batch, classes) if is_soft(labels) else labels.shape == (batch,) and labels.max() < classes
+    if not fits:
+        raise BadInput(
+            f"expected {batch} labels below the model's {classes} classes, found shape {tuple(labels.shape)} with "
+            f"largest value {labels.max().item():g}; give the labels of this batch."
+        )
 
 
 def _distinct(labels: Tensor | None) -> bool:
@@ -217,7 +227,7 @@ def idlg() -> GradientMatching:
 
 def inverting_gradients() -> GradientMatching:
     """Inverting gradients: cosine distance, total variation, signed Adam in the pixel box."""
-    return GradientMatching(priors=(TotalVariation(1e-4),), iterations=4800)
+    return GradientMatching(priors=(TotalVariation(1e-3),), iterations=4800)
 
 
 def mixing_l2() -> GradientMatching:

@@ -50,8 +50,11 @@ class Defense:
     def on_aggregate(self, updates: Sequence[Update], context: Context, rng: torch.Generator) -> Sequence[Update]:
         return updates
 
-    def deterministic(self) -> Defense:
-        """What an attacker who knows this defense can repeat in its own forward model; random parts are left out."""
+    def deterministic(self, observed: Update | None = None) -> Defense:
+        """What an attacker who knows this defense can repeat in its own forward model; random parts are left out.
+
+        `observed` is the update it saw, which may fix what the defense did to it (which entries pruning kept).
+        """
         return self
 
     @property
@@ -100,8 +103,8 @@ class Chain(Defense):
             updates = defense.on_aggregate(updates, context, rng)
         return updates
 
-    def deterministic(self) -> Defense:
-        return chain(*(defense.deterministic() for defense in self.defenses))
+    def deterministic(self, observed: Update | None = None) -> Defense:
+        return chain(*(defense.deterministic(observed) for defense in self.defenses))
 
     @property
     def per_example(self) -> bool:

@@ -38,7 +38,7 @@ class _AdditiveNoise(Defense):
             for name, tensor in update.items()
         }
 
-    def deterministic(self) -> Defense:
+    def deterministic(self, observed: Update | None = None) -> Defense:
         return Chain()
 
 

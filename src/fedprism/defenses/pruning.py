@@ -8,6 +8,7 @@ Differs from the published code in: the threshold is found by `kthvalue`, which 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +31,20 @@ class Prune(Defense):
 
     def on_update(self, update: Update, context: Context, rng: torch.Generator) -> Update:
         return {name: prune(tensor, self.ratio) for name, tensor in update.items()}
+
+    def deterministic(self, observed: Update | None = None) -> Defense:
+        # The zeros tell which entries were kept; comparing these alone leaves a smooth objective.
+        return self if observed is None else KeepSupport({name: tensor != 0 for name, tensor in observed.items()})
+
+
+@dataclass(frozen=True)
+class KeepSupport(Defense):
+    """Keeps the entries of `support` and zeroes the others: pruning as an attacker can repeat it."""
+
+    support: Mapping[str, Tensor]
+
+    def on_update(self, update: Update, context: Context, rng: torch.Generator) -> Update:
+        return {name: tensor * self.support[name] for name, tensor in update.items() if name in self.support}
 
 
 def prune(tensor: Tensor, ratio: float) -> Tensor:

@@ -97,14 +97,8 @@ def _bias_corrected(class_grad: Tensor, batch_size: int) -> tuple[Tensor, bool]:
 def _round_to_sum(values: Tensor, total: int) -> Tensor:
     """Whole numbers close to `values` that add up to `total`: the largest remainders are rounded up."""
     values = values.detach().double().cpu().clamp(min=0)
+    values = values * total / values.sum() if values.sum() > 0 else torch.full_like(values, total / len(values))
     counts = values.floor().long()
-    missing = total - int(counts.sum())
-    order = (values - counts).argsort(descending=missing > 0)
-    step = 1 if missing > 0 else -1
-    for index in order.repeat(abs(missing) // len(order) + 2).tolist():
-        if missing == 0:
-            break
-        if counts[index] + step >= 0:
-            counts[index] += step
-            missing -= step
+    largest = (values - counts).argsort(descending=True)[: total - int(counts.sum())]
+    counts[largest] += 1
     return counts

@@ -1,0 +1,171 @@
+"""One contract over every row of the tables. A new method joins by its table line and a row here."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedprism as fp
+from fedprism.attacks import ATTACKS, Attack, GradientMatching
+from fedprism.defenses import DEFENSES, Context, Defense
+from fedprism.types import Update, detached
+
+DEFENSE_ROWS: dict[str, Callable[[], Defense]] = {
+    "prune": lambda: fp.defenses.Prune(0.5),
+    "gaussian-noise": lambda: fp.defenses.GaussianNoise(0.1),
+    "laplace-noise": lambda: fp.defenses.LaplaceNoise(0.1),
+}
+
+
+def quick(name: str) -> Attack:
+    """The attack of a table row, with few iterations."""
+    attack = ATTACKS[name]()
+    return dataclasses.replace(attack, iterations=2) if isinstance(attack, GradientMatching) else attack
+
+
+@pytest.fixture(scope="module")
+def scenario(photos: fp.data.ImageSet) -> fp.Scenario:
+    batch = photos.draw(2, torch.Generator().manual_seed(1), unique_labels=True)
+    model = fp.models.build("fc2", input_shape=(3, 32, 32), hidden=16, classes=10, seed=3)
+    return fp.Scenario(model=model, clients=[batch], defense=fp.defenses.Prune(0.3))
+
+
+@pytest.fixture
+def observation(scenario: fp.Scenario) -> fp.Observation:
+    return fp.simulate(scenario, fp.threats.honest_but_curious.granting("labels", "defense"), seed=5)[0]
+
+
+def same(first: fp.Reconstruction, second: fp.Reconstruction) -> bool:
+    pairs = [(first.inputs, second.inputs), (first.labels, second.labels)]
+    tensors = all((a is None and b is None) or torch.equal(a, b) for a, b in pairs)
+    return tensors and first.status == second.status and first.knowledge_used == second.knowledge_used
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+class TestAttack:
+    def test_refuses_when_a_need_is_withheld(self, name: str, scenario: fp.Scenario) -> None:
+        attack = quick(name)
+        assert attack.needs
+        for field in attack.needs:
+            threat = fp.threats.honest_but_curious.granting("labels").withholding(field)
+            withheld, _ = fp.simulate(scenario, threat)
+            with pytest.raises(fp.MissingKnowledge, match=f"'{field}'.*use") as caught:
+                fp.run(attack, withheld)
+            assert caught.value.field == field
+
+    def test_same_seed_same_answer(self, name: str, observation: fp.Observation) -> None:
+        first, second = (fp.run(quick(name), observation, seed=7) for _ in range(2))
+        assert first.inputs is not None
+        assert same(first, second)
+
+    def test_global_randomness_plays_no_part(self, name: str, observation: fp.Observation) -> None:
+        torch.manual_seed(1)
+        first = fp.run(quick(name), observation, seed=7)
+        torch.manual_seed(2)
+        before = torch.random.get_rng_state()
+        second = fp.run(quick(name), observation, seed=7)
+        assert same(first, second)
+        assert torch.equal(before, torch.random.get_rng_state())
+
+    def test_same_answer_from_a_capture(self, name: str, observation: fp.Observation, tmp_path: Path) -> None:
+        loaded = fp.io.load(fp.io.save(observation, tmp_path / "capture"))
+        assert same(fp.run(quick(name), observation, seed=7), fp.run(quick(name), loaded, seed=7))
+
+    def test_observation_is_not_changed(self, name: str, observation: fp.Observation) -> None:
+        assert observation.model is not None
+        seen = observation.rounds[0]
+        parts: list[Update] = [seen.params, seen.update, dict(observation.model.state_dict())]
+        before = [detached(part) for part in parts]
+        training = observation.model.training
+        fp.run(quick(name), observation)
+        for old, new in zip(before, parts, strict=True):
+            assert all(torch.equal(old[key], new[key]) for key in old)
+        assert observation.model.training == training
+
+    def test_repr_evaluates_back(self, name: str) -> None:
+        attack = ATTACKS[name]()
+        assert eval(repr(attack), vars(fp.attacks)) == attack
+
+    def test_is_described(self, name: str) -> None:
+        attack = ATTACKS[name]()
+        assert any(year in attack.citation for year in map(str, range(1990, 2030)))
+        assert ATTACKS[name].__doc__
+        assert attack.needs | attack.uses <= fp.threats.GRANTABLE
+
+    def test_is_frozen(self, name: str) -> None:
+        attack = ATTACKS[name]()
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            attack.anything = 1  # type: ignore[attr-defined]
+
+    def test_reports_the_knowledge_it_used(self, name: str, observation: fp.Observation) -> None:
+        attack = quick(name)
+        used = fp.run(attack, observation).knowledge_used
+        assert attack.needs <= used <= attack.needs | attack.uses
+
+    def test_refuses_an_update_that_is_not_finite(self, name: str, observation: fp.Observation) -> None:
+        seen = observation.rounds[0]
+        broken = {key: torch.full_like(value, torch.nan) for key, value in seen.update.items()}
+        hurt = dataclasses.replace(observation, rounds=(dataclasses.replace(seen, update=broken),))
+        with pytest.raises(fp.errors.BadInput, match="finite"):
+            fp.run(quick(name), hurt)
+
+
+def test_an_attack_is_handed_only_what_it_declares(observation: fp.Observation) -> None:
+    @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+    class Spy(Attack):
+        @property
+        def needs(self) -> frozenset[str]:
+            return frozenset({"batch_size"})
+
+        @property
+        def uses(self) -> frozenset[str]:
+            return frozenset({"labels", "windows"})
+
+        def run(self, observation: fp.Observation, rng: torch.Generator) -> fp.Reconstruction:
+            assert observation.granted() == {"batch_size", "labels"}
+            assert observation.model is None
+            return fp.Reconstruction(status="looked around")
+
+    assert fp.run(Spy(), observation).knowledge_used == {"batch_size", "labels"}
+
+
+def test_every_defense_has_a_row() -> None:
+    assert set(DEFENSE_ROWS) == set(DEFENSES)
+
+
+@pytest.mark.parametrize("name", DEFENSES)
+class TestDefense:
+    def test_repr_evaluates_back(self, name: str) -> None:
+        defense = DEFENSE_ROWS[name]()
+        assert eval(repr(defense), vars(fp.defenses)) == defense
+        assert type(defense).__doc__
+
+    def test_leaves_its_arguments_alone(self, name: str, scenario: fp.Scenario, rng: torch.Generator) -> None:
+        defense, batch = DEFENSE_ROWS[name](), copy.deepcopy(scenario.clients[0])
+        update = detached(dict(scenario.model.named_parameters()))
+        before, context = detached(update), Context()
+        defense.on_draw(batch, context, rng)
+        defense.on_batch(batch, context, rng)
+        defense.on_examples(update, context, rng)
+        defense.on_update(update, context, rng)
+        defense.on_aggregate([update], context, rng)
+        assert torch.equal(batch.inputs, scenario.clients[0].inputs)
+        assert all(torch.equal(before[key], update[key]) for key in update)
+
+    def test_changes_what_leaves_the_client(self, name: str, scenario: fp.Scenario) -> None:
+        defended = dataclasses.replace(scenario, defense=DEFENSE_ROWS[name]())
+        plain = dataclasses.replace(scenario, defense=fp.chain())
+        threat = fp.threats.honest_but_curious
+        updates = [fp.simulate(s, threat)[0].rounds[0].update for s in (defended, plain)]
+        assert any(not torch.equal(updates[0][key], updates[1][key]) for key in updates[0])
+
+    def test_knows_what_an_attacker_can_repeat(self, name: str, rng: torch.Generator) -> None:
+        defense = DEFENSE_ROWS[name]().deterministic()
+        update = {"w": torch.randn(10, generator=torch.Generator().manual_seed(0))}
+        first, second = (defense.on_update(update, Context(), rng) for _ in range(2))
+        assert torch.equal(first["w"], second["w"])

@@ -1,0 +1,115 @@
+"""Defenses with planted answers, and the attacker who knows them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fedprism as fp
+from fedprism.defenses import Chain, Context, Defense, GaussianNoise, LaplaceNoise, Prune, chain
+from fedprism.defenses.pruning import prune
+from fedprism.types import Update
+
+
+@given(size=st.integers(1, 200), ratio=st.floats(0, 0.999), seed=st.integers(0, 1000))
+@settings(max_examples=100, deadline=None)
+def test_pruning_keeps_exactly_the_largest(size: int, ratio: float, seed: int) -> None:
+    tensor = torch.randn(size, generator=torch.Generator().manual_seed(seed))
+    kept = prune(tensor, ratio)
+    removed = int(ratio * size)
+    assert int((kept == 0).sum()) == removed
+    assert torch.equal(kept[kept != 0], tensor[kept != 0])
+    if 0 < removed < size:
+        assert tensor[kept == 0].abs().max() <= tensor[kept != 0].abs().min()
+
+
+def test_ties_with_the_smallest_kept_entry_stay() -> None:
+    assert prune(torch.tensor([3.0, -1.0, 1.0, 1.0]), 0.5).tolist() == [3.0, -1.0, 1.0, 1.0]
+    assert prune(torch.tensor([3.0, -1.0, 2.0, 1.0]), 0.5).tolist() == [3.0, 0.0, 2.0, 0.0]
+
+
+def test_pruning_has_no_limit_of_size() -> None:
+    tensor = torch.arange(2**24 + 8, dtype=torch.float32)
+    kept = prune(tensor, 0.75)
+    assert int((kept == 0).sum()) == int(0.75 * len(tensor))
+
+
+@pytest.mark.parametrize("noise", [GaussianNoise(0.3), LaplaceNoise(0.3)])
+def test_noise_has_the_stated_spread(noise: Defense, rng: torch.Generator) -> None:
+    update = {"w": torch.zeros(200_000), "count": torch.tensor(3)}
+    noised = noise.on_update(update, Context(), rng)
+    assert noised["w"].std() == pytest.approx(0.3, rel=0.02)
+    assert noised["w"].mean() == pytest.approx(0, abs=0.005)
+    assert torch.equal(noised["count"], update["count"])
+    kurtosis = (noised["w"] / 0.3).pow(4).mean()
+    assert kurtosis == pytest.approx(3 if isinstance(noise, GaussianNoise) else 6, rel=0.1)
+
+
+@pytest.mark.parametrize("wrong", [lambda: Prune(1.0), lambda: Prune(-0.1), lambda: GaussianNoise(-1.0)])
+def test_bad_strengths_are_refused(wrong: object) -> None:
+    with pytest.raises(fp.errors.BadInput, match="expected"):
+        wrong()  # type: ignore[operator]
+
+
+def test_chain_is_closed_associative_and_has_an_identity(rng: torch.Generator) -> None:
+    first, second = Prune(0.5), Prune(0.9)
+    assert chain(first) is first
+    assert chain(chain(first), chain(second, chain())) == chain(first, second)
+    assert chain() == Chain()
+    assert eval(repr(chain(first, second)), vars(fp.defenses)) == chain(first, second)
+    update = {"w": torch.randn(10, generator=rng)}
+    assert chain().on_update(update, Context(), rng) is update
+    assert not chain().per_example
+
+
+def test_order_in_a_chain_matters() -> None:
+    def zeros(defense: Defense) -> int:
+        update: Update = {"w": torch.randn(1000, generator=torch.Generator().manual_seed(0))}
+        return int((defense.on_update(update, Context(), torch.Generator().manual_seed(1))["w"] == 0).sum())
+
+    assert zeros(chain(GaussianNoise(0.1), Prune(0.9))) == 900
+    assert zeros(chain(Prune(0.9), GaussianNoise(0.1))) == 0
+
+
+def test_draws_compose() -> None:
+    class Every(Defense):
+        def __init__(self, step: int) -> None:
+            self.step = step
+
+        def on_draw(self, dataset: fp.Batch, context: Context, rng: torch.Generator) -> torch.Tensor:
+            return torch.arange(0, len(dataset), self.step)
+
+    data = fp.Batch(torch.rand(12, 2), torch.arange(12))
+    assert chain(Every(2), Every(3)).on_draw(data, Context(), torch.Generator()).tolist() == [0, 6]
+
+
+def test_only_the_repeatable_part_reaches_the_attacker() -> None:
+    assert chain(Prune(0.9), GaussianNoise(0.1)).deterministic() == Prune(0.9)
+    assert GaussianNoise(0.1).deterministic() == chain()
+
+
+def test_the_zeros_of_a_pruned_update_tell_what_was_kept(rng: torch.Generator) -> None:
+    observed = {"w": torch.tensor([0.0, 5.0, 0.0, -4.0])}
+    repeated = Prune(0.5).deterministic(observed).on_update({"w": torch.tensor([9.0, 1.0, 8.0, 2.0])}, Context(), rng)
+    assert repeated["w"].tolist() == [0.0, 1.0, 0.0, 2.0]
+
+
+def test_an_attacker_who_knows_the_pruning_sees_more(photos: fp.data.ImageSet) -> None:
+    model = fp.models.build("lenet", input_shape=(3, 32, 32), classes=10, width=32, activation="relu", seed=0)
+    batch = photos.draw(1, torch.Generator().manual_seed(0))
+    scenario = fp.Scenario(model=model, clients=[batch], defense=Prune(0.95))
+    attack = dataclasses.replace(
+        fp.attacks.inverting_gradients(), iterations=300, priors=(fp.attacks.TotalVariation(0.01),)
+    )
+    quality = {}
+    for threat in (fp.threats.honest_but_curious, fp.threats.honest_but_curious.granting("defense")):
+        observation, truth = fp.simulate(scenario, threat)
+        found = fp.run(attack, observation)
+        assert ("defense" in found.knowledge_used) == ("defense" in threat.grants)
+        quality[threat] = fp.score(found, truth).mean("psnr")
+    naive, adaptive = quality.values()
+    assert adaptive > naive + 3

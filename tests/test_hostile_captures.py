@@ -1,0 +1,1002 @@
+"""A capture is hostile until checked: whatever is in it, the answer is a result or one sentence, and nothing happens.
+
+Random mutations of valid captures look for what nobody thought of; the cases named one by one pin down the sentences.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pickle
+import resource
+import shutil
+import signal
+import stat
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import fedprism as fp
+from fedprism import cli, schema, tensors
+from fedprism.attacks import GradientMatching, Labels, PerClient, then
+from fedprism.errors import BadCapture, FedprismError
+
+Mutation = Callable[[Path], None]
+
+SHAPE, CLASSES = (1, 4, 4), 3
+SECONDS = 30
+MOST_MEMORY = 8 * 2**30
+"""Address space a test may take on top of what it starts with; a hostile claim beyond it fails loudly."""
+
+ATTACKS = (
+    fp.attacks.dense_inversion(),
+    GradientMatching(iterations=2),
+    GradientMatching(iterations=2, labels=Labels.JOINT),
+    GradientMatching(iterations=2, labels=Labels.KNOWN, unroll=False),
+    then(PerClient(), fp.attacks.dense_inversion()),
+    then(PerClient(), GradientMatching(iterations=2, labels=Labels.KNOWN)),
+)
+
+
+# --- valid captures to start from ------------------------------------------------------------------------------------
+
+
+def batch(size: int = 2, seed: int = 0) -> fp.Batch:
+    rng = torch.Generator().manual_seed(seed)
+    return fp.Batch(torch.rand(size, *SHAPE, generator=rng), torch.randperm(CLASSES, generator=rng)[:size])
+
+
+def fc2() -> nn.Module:
+    return fp.models.build("fc2", input_shape=SHAPE, hidden=5, classes=CLASSES, seed=1)
+
+
+def lenet() -> nn.Module:
+    return fp.models.build("lenet", input_shape=SHAPE, classes=CLASSES, width=2, seed=1)
+
+
+def normalised() -> nn.Module:
+    """A network with batch-norm buffers that no table names."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(32, CLASSES))
+
+
+def captured(folder: Path, threat: fp.ThreatModel, **changes: Any) -> None:
+    scenario = fp.Scenario(**{"model": fc2(), "clients": [batch()], **changes})
+    fp.io.save(fp.simulate(scenario, threat)[0], folder)
+
+
+KNOWING = fp.threats.honest_but_curious.granting("labels", "defense")
+STARTS: dict[str, Callable[[Path], None]] = {
+    "fc2": lambda folder: captured(folder, KNOWING, normalization=((0.5,), (0.5,)), defense=fp.defenses.Prune(0.1)),
+    "lenet": lambda folder: captured(folder, KNOWING, model=lenet(), training=False),
+    "averaging": lambda folder: captured(folder, KNOWING, protocol=fp.FedAvg(epochs=2, batch_size=1)),
+    "clients": lambda folder: captured(folder, KNOWING, clients=[batch(1), batch(2)]),
+    "aggregate": lambda folder: captured(
+        folder,
+        fp.threats.secure_aggregation.granting("participation", "examples", "public_data"),
+        clients=[batch(1), batch(2)],
+        aggregation="sum",
+    ),
+    "normalised": lambda folder: captured(folder, KNOWING, model=normalised()),
+}
+
+
+@pytest.fixture(scope="module")
+def starts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One valid capture a name in STARTS, each with a trapdoor."""
+    root = tmp_path_factory.mktemp("starts")
+    for name, write in STARTS.items():
+        write(root / name)
+        save_file({"bins": torch.rand(3)}, root / name / "trapdoor.safetensors")
+    return root
+
+
+@pytest.fixture
+def capture(starts: Path, tmp_path: Path) -> Path:
+    """A valid fc2 capture to be spoilt, beside a safetensors file that is none of its business."""
+    save_file(fc2().state_dict(), tmp_path / "secret.safetensors")
+    return Path(shutil.copytree(starts / "fc2", tmp_path / "capture"))
+
+
+@pytest.fixture(autouse=True)
+def bounded_memory() -> Iterator[None]:
+    """Turn a huge allocation into an error, and one that no test expects."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + MOST_MEMORY, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+# --- what must hold --------------------------------------------------------------------------------------------------
+
+
+def contents(folder: Path) -> dict[str, tuple[int, object]]:
+    """Everything below a folder: kind, and what is in it or where it leads."""
+    found: dict[str, tuple[int, object]] = {}
+    for path in sorted(folder.rglob("*")):
+        kind = stat.S_IFMT(path.lstat().st_mode)
+        inside = path.read_bytes() if stat.S_ISREG(kind) else os.readlink(path) if stat.S_ISLNK(kind) else None
+        found[str(path.relative_to(folder))] = (kind, inside)
+    return found
+
+
+def assert_sentence(error: FedprismError) -> None:
+    text = str(error)
+    assert text.strip()
+    assert len(text.splitlines()) == 1, text
+    assert text.isprintable(), text
+    assert len(text) < 1000, text
+
+
+def attacked(folder: Path, model: nn.Module | None = None) -> None:
+    """Load the capture and attack it: each step may refuse in one sentence and may do nothing else."""
+    try:
+        observation = fp.io.load(folder, model=model)
+    except FedprismError as error:
+        assert_sentence(error)
+        return
+    for attack in ATTACKS:
+        try:
+            found = fp.run(attack, observation)
+            assert found.status
+            assert "\n" not in found.status
+            assert found.inputs is None or bool(torch.isfinite(found.inputs).all()), found.status
+            fp.residual(observation, found)
+        except FedprismError as error:
+            assert_sentence(error)
+
+
+def assert_harmless(folder: Path, model: nn.Module | None = None) -> None:
+    def too_slow(*_: object) -> None:
+        raise AssertionError(f"not done after {SECONDS} seconds")
+
+    before = contents(folder.parent)
+    previous = signal.signal(signal.SIGALRM, too_slow)
+    signal.alarm(SECONDS)
+    try:
+        attacked(folder, model)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, previous)
+    assert contents(folder.parent) == before
+
+
+# --- mutations of capture.json ---------------------------------------------------------------------------------------
+
+LITERALS = [
+    *("null", "true", "false", "0", "-1", "1", "2", "3", "5", "1.5", "-0.5", "1e-320", "1e9", "1e308", "1e999"),
+    *("-1e999", "NaN", "-Infinity", "1000000000000", "-1000000000000", "9" * 30, "9" * 5000, "2147483648"),
+    *("[]", "{}", "[[]]", "[0]", "[1]", "[2, 2]", "[1, 4, 4]", "[4, 4, 1]", "[16]", "[65536, 65536]", "[-1, 4, 4]"),
+    *("[1, 4, 4, 1]", "[1, 2, 3, 4, 5]", "[0.0, 1.0]", "[1, 0]", "[[0.5], [0.5]]", "[[0.5], [0]]", "[[], []]"),
+    *("[" * 10_000 + "]" * 10_000, '{"a":' * 200 + "1" + "}" * 200, '{"name": "fc2"}', '[{"name": "prune"}]'),
+    *('""', '"x"', '"' + "x" * 100_000 + '"', r'"\u0000"', r'"a\nb"', r'"\ud800"', '"é\u2028ö"', '"..\\/x"', '"."'),
+    *('"/etc/passwd"', '"../secret.safetensors"', '"capture.json"', '"update-0.safetensors"', '"os:system"'),
+    *('"params-0.safetensors"', '"knowledge.safetensors"', '"gradient"', '"delta"', '"sum"', '"mean"', '"mse"'),
+    *('"cross_entropy"', '"weighted_mean"', '"fc2"', '"dense"', '"lenet"', '"resnet18"', '"prune"', '"gaussian-noise"'),
+    *('{"name": "fc2", "kwargs": {"input_shape": [1, 4, 4], "hidden": 1000000000000}}', '{"hidden": -1}'),
+    *('{"name": "prune", "kwargs": {"ratio": "a"}}', '{"name": "laplace-noise", "kwargs": {"std": 1e300}}'),
+]
+KEYS = [*("kwargs", "seed", "hidden", "labels", "batch_size", "local_lr", "buffers_before", "examples", "index", "x")]
+PLACE = st.integers(0, 59)
+
+
+def places(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The way to every value in a JSON document."""
+    children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    return [path, *(place for key, child in children for place in places(child, (*path, key)))]
+
+
+def edit_json(folder: Path, place: int, change: Callable[[Any, Any], None], literal: str = "null") -> None:
+    """Apply `change(parent, key)` to a value of capture.json; the word MUTATED then becomes the raw literal."""
+    file = folder / "capture.json"
+    try:
+        document = json.loads(file.read_bytes()) if stat.S_ISREG(file.lstat().st_mode) else None
+    except (OSError, ValueError, RecursionError):
+        return  # an earlier mutation has already broken it
+    found = [path for path in places(document) if path]
+    if not found:
+        return
+    *parents, key = found[place % len(found)]
+    parent = document
+    for step in parents:
+        parent = parent[step]
+    change(parent, key)
+    file.write_bytes(json.dumps(document).replace('"MUTATED"', literal).encode(errors="surrogatepass"))
+
+
+def replace_value(literal: str, place: int, folder: Path) -> None:
+    edit_json(folder, place, lambda parent, key: parent.__setitem__(key, "MUTATED"), literal)
+
+
+def delete_value(place: int, folder: Path) -> None:
+    edit_json(folder, place, lambda parent, key: parent.pop(key))
+
+
+def rename_key(name: str, place: int, folder: Path) -> None:
+    def rename(parent: Any, key: Any) -> None:
+        if isinstance(parent, dict):
+            parent[name] = parent.pop(key)
+
+    edit_json(folder, place, rename)
+
+
+def add_key(name: str, literal: str, place: int, folder: Path) -> None:
+    def add(parent: Any, key: Any) -> None:
+        target = parent[key] if isinstance(parent[key], dict) else parent
+        target.append("MUTATED") if isinstance(target, list) else target.__setitem__(name, "MUTATED")
+
+    edit_json(folder, place, add, literal)
+
+
+def repeat_value(place: int, folder: Path) -> None:
+    """A list with an element twice, or an object with the key "kind" twice."""
+
+    def repeat(parent: Any, key: Any) -> None:
+        parent.append(parent[key]) if isinstance(parent, list) else parent.__setitem__("MUTATED", parent[key])
+
+    edit_json(folder, place, repeat, '"kind"')
+
+
+# --- mutations of files ----------------------------------------------------------------------------------------------
+
+
+def a_file(folder: Path, place: int) -> Path:
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    return files[place % len(files)] if files else folder / "capture.json"
+
+
+def edit_bytes(place: int, change: Callable[[bytes], bytes], folder: Path) -> None:
+    file = a_file(folder, place)
+    if file.is_file():
+        file.write_bytes(change(file.read_bytes()))
+
+
+def flipped(positions: list[tuple[float, int]], content: bytes) -> bytes:
+    changed = bytearray(content)
+    for where, mask in positions:
+        if changed:
+            changed[int(where * (len(changed) - 1))] ^= mask
+    return bytes(changed)
+
+
+def with_header(change: Callable[[dict[str, Any]], None], content: bytes) -> bytes:
+    """A safetensors file with another header before the same data."""
+    try:
+        size = int.from_bytes(content[:8], "little")
+        header = json.loads(content[8 : 8 + size])
+        change(header)
+    except (ValueError, RecursionError, KeyError, TypeError, IndexError):
+        return content
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + content[8 + size :]
+
+
+def claim(place: int, key: str, value: object, header: dict[str, Any]) -> None:
+    names = [name for name in header if name != "__metadata__"]
+    header[names[place % len(names)]][key] = value
+
+
+def replace_file(kind: str, place: int, folder: Path) -> None:
+    file = a_file(folder, place)
+    if not file.is_file():
+        return
+    content = file.read_bytes()
+    file.unlink()
+    if kind == "folder":
+        file.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(file)
+    elif kind == "loop":
+        file.symlink_to(file.name)
+    elif kind == "dangling":
+        file.symlink_to("nowhere")
+    elif kind == "out":
+        file.symlink_to(folder.parent / "secret.safetensors")
+    elif kind == "sibling":
+        file.symlink_to(f"moved-{file.name}")
+        (folder / f"moved-{file.name}").write_bytes(content)
+    elif kind == "device":
+        file.symlink_to("/dev/zero")
+    else:
+        assert kind == "missing"
+
+
+# --- mutations of tensors --------------------------------------------------------------------------------------------
+
+
+def edit_tensors(place: int, change: Callable[[dict[str, Tensor], str], None], folder: Path) -> None:
+    files = sorted(path for path in folder.glob("*.safetensors") if path.is_file() and not path.is_symlink())
+    if not files:
+        return
+    file = files[place % len(files)]
+    try:
+        tensors = load_tensors(file.read_bytes())
+    except (SafetensorError, ValueError, RuntimeError, TypeError):
+        return  # an earlier mutation has already broken it
+    if tensors:
+        change(tensors, sorted(tensors)[place // 7 % len(tensors)])
+        save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, file)
+
+
+def drop(tensors: dict[str, Tensor], name: str) -> None:
+    del tensors[name]
+
+
+def keep_only(tensors: dict[str, Tensor], name: str) -> None:
+    for other in set(tensors) - {name}:
+        del tensors[other]
+
+
+def rename(new: str, tensors: dict[str, Tensor], name: str) -> None:
+    tensors[new] = tensors.pop(name)
+
+
+def add(new: str, tensors: dict[str, Tensor], name: str) -> None:
+    tensors[new] = tensors[name]
+
+
+def reshape(how: Callable[[Tensor], Tensor], tensors: dict[str, Tensor], name: str) -> None:
+    if tensors[name].numel():
+        tensors[name] = how(tensors[name])
+
+
+def cast(dtype: torch.dtype, tensors: dict[str, Tensor], name: str) -> None:
+    tensors[name] = tensors[name].to(dtype)
+
+
+def fill(value: float, everywhere: bool, tensors: dict[str, Tensor], name: str) -> None:
+    for key in tensors if everywhere else [name]:
+        if tensors[key].dtype.is_floating_point or (math.isfinite(value) and abs(value) < 100):
+            tensors[key] = torch.full_like(tensors[key], value)
+
+
+def scale(factor: float, tensors: dict[str, Tensor], name: str) -> None:
+    for key in tensors:
+        if tensors[key].dtype.is_floating_point:
+            tensors[key] = tensors[key].double() * factor
+
+
+def poison(value: float, tensors: dict[str, Tensor], name: str) -> None:
+    if tensors[name].dtype.is_floating_point and tensors[name].numel():
+        tensors[name].view(-1)[-1] = value
+
+
+SHAPES: dict[str, Callable[[Tensor], Tensor]] = {
+    "transposed": lambda t: t.mT if t.dim() > 1 else t.unsqueeze(0),
+    "flat": lambda t: t.flatten(),
+    "nested": lambda t: t.view(1, *t.shape),
+    "scalar": lambda t: t.flatten()[0],
+    "empty": lambda t: t.flatten()[:0],
+    "empty and wide": lambda t: t.new_empty(0, 2**40),
+    "many dimensions": lambda t: t.flatten()[:1].view(*[1] * 70),
+    "doubled": lambda t: torch.cat([t.view(1, *t.shape)] * 2).flatten(0, 1) if t.dim() else t,
+}
+DTYPES = [
+    *(torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.complex64, torch.bool),
+    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint64),
+]
+NUMBERS = [0.0, 1.0, -1.0, 1e-30, 1e-45, 6e4, 1e30, 3e38, -3e38, torch.nan, torch.inf, -torch.inf]
+FACTORS = [-1.0, 1e3, 1e-3, 1e20, 1e-20, 1e300, 1e-300, 1e308]
+NAMES = ["", "x", "a\nb", "\0", "x" * 10_000, "é\u2028", "labels", "labels.0", "labels.7", "counts", "windows"]
+NAMES += ["public_data.labels", "mixing.x", "1.bias", "1.running_mean", "../x", "__class__"]
+
+json_mutations = st.one_of(
+    st.builds(partial, st.just(replace_value), st.sampled_from(LITERALS), PLACE),
+    st.builds(partial, st.just(replace_value), st.integers(-3, 40).map(str), PLACE),
+    st.builds(partial, st.just(replace_value), st.floats(-10, 10).map(repr), PLACE),
+    st.builds(partial, st.just(replace_value), st.text(max_size=20).map(json.dumps), PLACE),
+    st.builds(partial, st.just(delete_value), PLACE),
+    st.builds(partial, st.just(rename_key), st.sampled_from(KEYS) | st.text(max_size=5), PLACE),
+    st.builds(partial, st.just(add_key), st.sampled_from(KEYS), st.sampled_from(LITERALS), PLACE),
+    st.builds(partial, st.just(repeat_value), PLACE),
+)
+byte_changes = st.one_of(
+    st.floats(0, 1).map(lambda part: lambda content: content[: int(part * len(content))]),
+    st.lists(st.tuples(st.floats(0, 1), st.integers(1, 255)), min_size=1, max_size=5).map(
+        lambda positions: partial(flipped, positions)
+    ),
+    st.binary(min_size=1, max_size=100).map(lambda extra: lambda content: content + extra),
+    st.binary(max_size=300).map(lambda junk: lambda content: junk),
+    st.sampled_from([2**63, 2**64 - 1, 10**8, 0, 1, 7]).map(
+        lambda size: lambda content: struct.pack("<Q", size) + content[8:]
+    ),
+    st.just(lambda content: pickle.dumps({"weights": [1.0]})),
+    st.builds(
+        lambda *words: partial(with_header, partial(claim, *words)),
+        PLACE,
+        st.sampled_from(["shape", "dtype", "data_offsets", "x"]),
+        st.sampled_from(
+            [
+                *([2**62, 8], [0, 2**63], [2**40], [], [1] * 70, [-1], [1.5], None, "F64", "F8_E4M3", "C64", "I64"),
+                *("F16", "BOOL", "U8", "object", [0, 0], [0, 2**64], [8, 0], [0, 4], {}, "x" * 1000),
+            ]
+        ),
+    ),
+)
+file_mutations = st.one_of(
+    st.builds(partial, st.just(edit_bytes), PLACE, byte_changes),
+    st.builds(
+        partial,
+        st.just(replace_file),
+        st.sampled_from(["folder", "fifo", "loop", "dangling", "out", "sibling", "device", "missing"]),
+        PLACE,
+    ),
+)
+tensor_changes = st.one_of(
+    st.just(drop),
+    st.just(keep_only),
+    st.builds(partial, st.just(rename), st.sampled_from(NAMES)),
+    st.builds(partial, st.just(add), st.sampled_from(NAMES)),
+    st.builds(partial, st.just(reshape), st.sampled_from(list(SHAPES.values()))),
+    st.builds(partial, st.just(cast), st.sampled_from(DTYPES)),
+    st.builds(partial, st.just(fill), st.sampled_from(NUMBERS), st.booleans()),
+    st.builds(partial, st.just(poison), st.sampled_from(NUMBERS)),
+    st.builds(partial, st.just(scale), st.sampled_from(FACTORS)),
+)
+tensor_mutations = st.builds(partial, st.just(edit_tensors), PLACE, tensor_changes)
+
+PROFILE = settings(
+    max_examples=int(os.environ.get("FEDPRISM_EXAMPLES", "130")),
+    deadline=None,
+    derandomize="FEDPRISM_EXAMPLES" not in os.environ,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
+)
+
+
+def mutated(starts: Path, start: str, mutations: list[Mutation]) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "capture"
+        shutil.copytree(starts / start, folder)
+        save_file(fc2().state_dict(), Path(place) / "secret.safetensors")
+        for mutate in mutations:
+            mutate(folder)
+        assert_harmless(folder, normalised() if start == "normalised" else None)
+
+
+START = st.sampled_from(sorted(STARTS))
+
+
+@PROFILE
+@given(start=START, mutations=st.lists(json_mutations, min_size=1, max_size=3))
+def test_mutated_words(starts: Path, start: str, mutations: list[Mutation]) -> None:
+    mutated(starts, start, mutations)
+
+
+@PROFILE
+@given(start=START, mutations=st.lists(file_mutations, min_size=1, max_size=2))
+def test_mutated_files(starts: Path, start: str, mutations: list[Mutation]) -> None:
+    mutated(starts, start, mutations)
+
+
+@PROFILE
+@given(start=START, mutations=st.lists(tensor_mutations, min_size=1, max_size=3))
+def test_mutated_tensors(starts: Path, start: str, mutations: list[Mutation]) -> None:
+    mutated(starts, start, mutations)
+
+
+@PROFILE
+@given(start=START, mutations=st.lists(json_mutations | file_mutations | tensor_mutations, min_size=2, max_size=3))
+def test_mutated_in_several_ways(starts: Path, start: str, mutations: list[Mutation]) -> None:
+    mutated(starts, start, mutations)
+
+
+# --- claims that are possible, and odd -------------------------------------------------------------------------------
+
+SMALL = st.floats(-4, 4, allow_subnormal=False)
+KNOWN: dict[str, st.SearchStrategy[Any]] = {
+    "input_shape": st.sampled_from(
+        [[1, 4, 4], [4, 4], [16], [4, 4, 1], [1, 2, 8], [1, 4, 5], [3, 4, 4], [1, 1, 1, 16]]
+    ),
+    "bounds": st.tuples(SMALL, SMALL),
+    "normalization": st.tuples(st.lists(SMALL, max_size=3), st.lists(SMALL, max_size=3)),
+    "examples": st.lists(st.integers(1, 5), max_size=3),
+    "loss": st.sampled_from(["cross_entropy", "mse", "softmax_mse"]),
+    "local_lr": st.floats(1e-3, 10),
+    "local_epochs": st.integers(1, 4),
+    "local_batch_size": st.integers(1, 5),
+    "local_momentum": st.floats(0, 0.99),
+    "defense": st.sampled_from([[], {"name": "prune", "kwargs": {"ratio": 0.9}}]),
+}
+ROUND: dict[str, st.SearchStrategy[Any]] = {
+    "kind": st.sampled_from(["gradient", "delta"]),
+    "reduction": st.sampled_from(["sum", "mean", "weighted_mean"]),
+    "clients": st.integers(1, 4),
+    "index": st.integers(0, 3),
+}
+
+
+@PROFILE
+@given(
+    start=st.sampled_from(["fc2", "lenet", "averaging"]),
+    knowledge=st.fixed_dictionaries({}, optional=KNOWN),
+    seen=st.fixed_dictionaries({}, optional=ROUND),
+    batch_size=st.none() | st.integers(1, 12),
+    labels=st.none() | st.lists(st.integers(0, CLASSES), min_size=1, max_size=12),
+    kept=st.none() | st.sets(st.integers(0, 7), min_size=1),
+)
+def test_odd_but_possible_claims(
+    starts: Path,
+    start: str,
+    knowledge: dict[str, Any],
+    seen: dict[str, Any],
+    batch_size: int | None,
+    labels: list[int] | None,
+    kept: set[int] | None,
+) -> None:
+    """Settings that fit the format and not each other, labels that are none, updates of some parameters only."""
+
+    def claim_it(folder: Path) -> None:
+        document = json.loads((folder / "capture.json").read_bytes())
+        size = batch_size if labels is None or batch_size is None else len(labels)
+        document["knowledge"] = {**document["knowledge"], **knowledge, "batch_size": size}
+        document["rounds"][0] |= {"participants": None, **seen}
+        (folder / "capture.json").write_text(json.dumps(document))
+        (folder / "knowledge.safetensors").unlink()
+        if labels is not None:
+            save_file({"labels": torch.tensor(labels)}, folder / "knowledge.safetensors")
+        if kept is not None:
+            update = load_tensors((folder / "update-0.safetensors").read_bytes())
+            some = [name for number, name in enumerate(sorted(update)) if number in kept]
+            save_file({name: update[name] for name in some}, folder / "update-0.safetensors")
+
+    mutated(starts, start, [claim_it])
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_an_unmutated_capture_works(starts: Path, start: str) -> None:
+    """The mutations start from something that works: every start loads, and some attack gets through."""
+    model = normalised() if start == "normalised" else None
+    observation = fp.io.load(starts / start, model=model)
+    assert observation.trapdoor is not None
+    mutated(starts, start, [])
+    per_client = then(PerClient(), GradientMatching(iterations=2))
+    assert fp.run(per_client, observation).inputs is not None
+
+
+# --- each kind of hostility, by name ---------------------------------------------------------------------------------
+
+
+def words(change: Callable[[dict[str, Any]], object]) -> Mutation:
+    """Change the parsed capture.json."""
+
+    def mutate(folder: Path) -> None:
+        document = json.loads((folder / "capture.json").read_bytes())
+        change(document)
+        (folder / "capture.json").write_text(json.dumps(document))
+
+    return mutate
+
+
+def raw(old: str, new: str) -> Mutation:
+    """Change the text of capture.json."""
+
+    def mutate(folder: Path) -> None:
+        text = (folder / "capture.json").read_text()
+        assert old in text
+        (folder / "capture.json").write_text(text.replace(old, new, 1))
+
+    return mutate
+
+
+def known(**fields: object) -> Mutation:
+    return words(lambda document: document["knowledge"].update(fields))
+
+
+def model(name: object = "fc2", **kwargs: object) -> Mutation:
+    return words(lambda document: document.update(model={"name": name, "kwargs": kwargs}))
+
+
+def first_round(**fields: object) -> Mutation:
+    return words(lambda document: document["rounds"][0].update(fields))
+
+
+def both(*mutations: Mutation) -> Mutation:
+    def mutate(folder: Path) -> None:
+        for each in mutations:
+            each(folder)
+
+    return mutate
+
+
+def content(name: str, change: Callable[[bytes], bytes]) -> Mutation:
+    return lambda folder: (folder / name).write_bytes(change((folder / name).read_bytes())) and None
+
+
+def tensor(name: str, change: Callable[[dict[str, Tensor]], object]) -> Mutation:
+    """Change the tensors in a file; what `change` returns is not looked at."""
+
+    def mutate(folder: Path) -> None:
+        found = load_tensors((folder / name).read_bytes()) if (folder / name).exists() else {}
+        change(found)
+        save_file({key: value.contiguous().clone() for key, value in found.items()}, folder / name)
+
+    return mutate
+
+
+def put(**named: Tensor) -> Callable[[dict[str, Tensor]], object]:
+    return lambda found: found.update({key.replace("__", "."): value for key, value in named.items()})
+
+
+def swapped(name: str, kind: str) -> Mutation:
+    def mutate(folder: Path) -> None:
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        replace_file(kind, files.index(folder / name), folder)
+
+    return mutate
+
+
+def grown(name: str, size: int) -> Mutation:
+    """A file that claims to be huge and takes no room."""
+
+    def mutate(folder: Path) -> None:
+        with (folder / name).open("r+b") as file:
+            file.truncate(size)
+
+    return mutate
+
+
+PARAMS, UPDATE, KNOWLEDGE = "params-0.safetensors", "update-0.safetensors", "knowledge.safetensors"
+KWARGS: dict[str, Any] = {"input_shape": list(SHAPE), "hidden": 5, "classes": CLASSES}
+HOSTILE: dict[str, tuple[Mutation, str]] = {
+    # wrong or missing keys
+    "no manifest": (lambda folder: (folder / "capture.json").unlink(), "expected the file 'capture.json' inside"),
+    "empty manifest": (content("capture.json", lambda _: b""), "Invalid JSON: EOF"),
+    "no JSON": (content("capture.json", lambda _: b"\x80\x04K\x01."), "Invalid JSON"),
+    "a list": (content("capture.json", lambda _: b"[]"), "should be an object"),
+    "format missing": (words(lambda d: d.pop("format")), "at 'format' (Field required)"),
+    "format of the future": (words(lambda d: d.update(format="fedprism-capture/2")), "should be 'fedprism-capture/1'"),
+    "rounds missing": (words(lambda d: d.pop("rounds")), "at 'rounds' (Field required)"),
+    "no rounds": (words(lambda d: d.update(rounds=[])), "at least 1 item"),
+    "kind missing": (words(lambda d: d["rounds"][0].pop("kind")), "at 'rounds.0.kind' (Field required)"),
+    "kind misspelt": (first_round(kind="gradients"), "should be 'gradient' or 'delta'"),
+    "unknown key": (known(truth=[1, 2]), "at 'knowledge.truth' (Extra inputs are not permitted)"),
+    "key with a line break": (known(**{"a\nb": 1}), r"at 'knowledge.a\nb'"),
+    "source of another type": (words(lambda d: d.update(source=1)), "at 'source'"),
+    "nesting": (raw('"source": ', '"x": ' + "[" * 10_000 + "]" * 10_000 + ', "source": '), "recursion limit"),
+    "number of 5000 digits": (raw('"batch_size": 2', '"batch_size": ' + "9" * 5000), "number out of range"),
+    "true for one": (first_round(clients=True), "at 'rounds.0.clients'"),
+    "clients without number": (first_round(participants=["a", "b"]), "as many participants as clients, found 2 and 1"),
+    "a round without batch size": (known(batch_size=[1, 2]), "one batch_size for each of 1 rounds, found 2"),
+    # values out of range
+    "bounds reversed": (known(bounds=[1, 0]), "the low bound below the high one, found 1.0 and 0.0"),
+    "bounds not finite": (known(bounds=[0, float("inf")]), "at 'knowledge.bounds.1'"),
+    "NaN": (known(local_momentum=float("nan")), "at 'knowledge.local_momentum'"),
+    "normalization of two channels": (known(normalization=[[0, 0], [1, 1]]), "each of 1 channels"),
+    "normalization by zero": (known(normalization=[[0], [0]]), "at 'knowledge.normalization.1.0'"),
+    "negative batch": (known(batch_size=-1), "at 'knowledge.batch_size' (Input should be greater than or equal to 1)"),
+    "loss out of no table": (known(loss="os.system"), "expected the name of a loss, found 'os.system'"),
+    "defense out of no table": (known(defense={"name": "x"}), "expected the name of a defense, found 'x'"),
+    "defense with odd settings": (known(defense={"name": "prune", "kwargs": {"x": 1}}), "settings of the defense"),
+    "defense out of range": (known(defense={"name": "prune", "kwargs": {"ratio": 7}}), "expected Prune's ratio"),
+    # absurd sizes
+    "input of 4 G values": (
+        known(input_shape=[65536, 65536]),
+        "at most 16777216 values in one input, found 4294967296",
+    ),
+    "batch of 17 G values": (known(batch_size=2**20, input_shape=[1, 128, 128]), "at most 268435456 values in a batch"),
+    "ten million local steps": (
+        known(local_epochs=10_000, batch_size=1000, local_batch_size=1),
+        "local steps, found 100",
+    ),
+    "a billion epochs": (known(local_epochs=10**9), "at 'knowledge.local_epochs'"),
+    "hidden of a trillion": (model(**{**KWARGS, "hidden": 10**12}), "expected hidden to be a whole number"),
+    "hidden below zero": (model(**{**KWARGS, "hidden": -5}), "expected hidden to be a whole number from 1"),
+    "model of 16 G parameters": (
+        model(**{**KWARGS, "hidden": 2**20, "input_shape": [16384]}),
+        "at most 4294967296 param",
+    ),
+    "larger than its file": (model(**{**KWARGS, "hidden": 2**20}), "expected shape (1048576, 16) for '1.weight'"),
+    "manifest of 17 MB": (grown("capture.json", schema.MOST_MANIFEST_BYTES + 1), "at most 16777216 bytes, found more"),
+    "manifest of a terabyte": (grown("capture.json", 2**40), "at most 16777216 bytes, found more"),
+    "tensors of a terabyte": (grown(UPDATE, 2**40), "at most 4294967296 bytes, found 1099511627776"),
+    # models
+    "model out of no table": (model("fc3"), "expected the name of a model, found 'fc3'; did you mean fc2"),
+    "model to import": (model("os:system"), "expected the name of a model, found 'os:system'"),
+    "model that is code": (model("__import__('os').system('id')"), "expected the name of a model"),
+    "model without settings": (model(), "expected the model fc2 to be given input_shape"),
+    "model with odd settings": (model(**KWARGS, device="meta"), "found 'device'; remove or rename it"),
+    "model with a seed": (model(**KWARGS, seed=1), "found 'seed'; remove it"),
+    "another model": (model("dense", input_shape=[1, 4, 4], classes=3), "and nothing else in 'params-0.safe"),
+    "model of another kind": (model("lenet", input_shape=[1, 4, 4]), "found no '0.weight'"),
+    "input that does not fit": (known(input_shape=[1, 4, 5]), "an input_shape that the model accepts, found [1, 4, 5]"),
+    # paths
+    "path above": (first_round(update="../secret.safetensors"), "found a path that leaves the folder"),
+    "path through and above": (first_round(update="x/../../secret.safetensors"), "found a path that leaves the folder"),
+    "absolute path": (first_round(params="/etc/passwd"), "found a path that leaves the folder"),
+    "the folder": (first_round(params="."), "found none; correct the name"),
+    "empty path": (first_round(params=""), "at 'rounds.0.params'"),
+    "path with a NUL": (first_round(params="a\0b"), "found a name that cannot be one"),
+    "long path": (first_round(params="x" * 999), "found a name that cannot be one"),
+    "missing file": (first_round(params="params-7.safetensors"), "found none; correct the name or add the file"),
+    "link out": (swapped(UPDATE, "out"), "found a path that leaves the folder"),
+    "manifest that is a link out": (swapped("capture.json", "out"), "found a path that leaves the folder"),
+    "knowledge that is a link out": (swapped(KNOWLEDGE, "out"), "found a path that leaves the folder"),
+    "loop of links": (swapped(UPDATE, "loop"), "expected the file 'update-0.safetensors' inside"),
+    "manifest in a loop of links": (swapped("capture.json", "loop"), "expected the file 'capture.json' inside"),
+    "trapdoor in a loop of links": (swapped("trapdoor.safetensors", "loop"), "'trapdoor.safetensors' inside"),
+    "dangling link": (swapped(KNOWLEDGE, "dangling"), "expected the file 'knowledge.safetensors' inside"),
+    "folder for a file": (swapped(UPDATE, "folder"), "found none"),
+    "folder for the manifest": (swapped("capture.json", "folder"), "found none"),
+    "device for a file": (swapped(UPDATE, "device"), "found a path that leaves the folder"),
+    # files that are none
+    "truncated header": (content(UPDATE, lambda old: old[:20]), "cannot be read as one"),
+    "truncated data": (content(UPDATE, lambda old: old[:-5]), "cannot be read as one"),
+    "bytes after the end": (content(UPDATE, lambda old: old + b"x"), "cannot be read as one"),
+    "empty file": (content(UPDATE, lambda _: b""), "cannot be read as one"),
+    "giant header": (content(UPDATE, lambda old: struct.pack("<Q", 2**63) + old[8:]), "cannot be read as one"),
+    "a pickle": (content(PARAMS, lambda _: pickle.dumps({"a": 1})), "cannot be read as one"),
+    "a million tensors": (
+        content(UPDATE, lambda _: many_tensors(tensors.MOST_TENSORS + 1)),
+        "expected at most 65536 tensors in a file, found 65537",
+    ),
+    "a claim of 2**40 values": (
+        content(UPDATE, partial(with_header, partial(claim, 0, "shape", [2**40]))),
+        "cannot be",
+    ),
+    "a claim beyond whole numbers": (
+        content(UPDATE, partial(with_header, partial(claim, 0, "shape", [2**62, 8]))),
+        "cannot be read as one",
+    ),
+    # tensors
+    "parameter missing": (tensor(PARAMS, lambda t: t.pop("1.bias")), "found no '1.bias'; give the model"),
+    "parameter too many": (
+        tensor(PARAMS, put(x=torch.ones(1))),
+        "and nothing else in 'params-0.safetensors', found 'x'",
+    ),
+    "update too many": (tensor(UPDATE, put(x=torch.ones(1))), "nothing else in 'update-0.safetensors', found 'x'"),
+    "update of nothing": (tensor(UPDATE, dict.clear), "the update of at least one parameter"),
+    "name of two lines": (tensor(UPDATE, put(**{"a\nb": torch.ones(1)})), r"found 'a\nb'"),
+    "endless name": (tensor(UPDATE, put(**{"x" * 10**6: torch.ones(1)})), "xxx...xxx"),
+    "transposed": (tensor(UPDATE, lambda t: t.update({"1.weight": t["1.weight"].T})), "found (16, 5)"),
+    "scalar": (tensor(UPDATE, put(**{"1__bias": torch.tensor(1.0)})), "expected shape (5,) for '1.bias'"),
+    "empty": (tensor(UPDATE, put(**{"1__bias": torch.ones(0)})), "expected at least one number in each tensor"),
+    "whole numbers": (tensor(UPDATE, lambda t: t.update({"1.bias": t["1.bias"].long()})), "found torch.int64"),
+    "bytes": (tensor(PARAMS, lambda t: t.update({"1.bias": t["1.bias"].byte()})), "found torch.uint8"),
+    "yes and no": (tensor(UPDATE, lambda t: t.update({"1.bias": t["1.bias"] > 0})), "found torch.bool"),
+    "eight bits": (
+        tensor(UPDATE, lambda t: t.update({"1.bias": t["1.bias"].to(torch.float8_e5m2)})),
+        "expected tensors of type I64",
+    ),
+    "complex": (
+        tensor(UPDATE, lambda t: t.update({"1.bias": t["1.bias"].to(torch.complex64)})),
+        "found C64 for '1.bias'",
+    ),
+    "NaN in the update": (
+        tensor(UPDATE, lambda t: t["1.weight"].view(-1)[7:8].fill_(torch.nan)),
+        "NaN or infinity in '1.w",
+    ),
+    "infinity in the parameters": (
+        tensor(PARAMS, lambda t: t["3.bias"].fill_(-torch.inf)),
+        "NaN or infinity in '3.bias'",
+    ),
+    "NaN in the trapdoor": (tensor("trapdoor.safetensors", lambda t: t["bins"].fill_(torch.nan)), "NaN or infinity"),
+    # knowledge
+    "knowledge of nothing": (tensor(KNOWLEDGE, put(truth=torch.ones(1))), "expected knowledge fields in"),
+    "labels out of range": (tensor(KNOWLEDGE, put(labels=torch.tensor([0, 3]))), "of 3 classes, found torch.int64"),
+    "labels below zero": (tensor(KNOWLEDGE, put(labels=torch.tensor([0, -1]))), "with values from -1 to 0"),
+    "labels too many": (tensor(KNOWLEDGE, put(labels=torch.zeros(3).long())), "expected 2 labels, as batch_size says"),
+    "labels as fractions": (tensor(KNOWLEDGE, put(labels=torch.rand(2))), "found torch.float32 of shape (2,)"),
+    "soft labels of four classes": (
+        tensor(KNOWLEDGE, put(labels=torch.rand(2, 4))),
+        "of 3 classes, found torch.float32",
+    ),
+    "labels twice": (tensor(KNOWLEDGE, put(labels__0=torch.tensor([0, 1]))), "expected 'labels' once"),
+    "labels of another round": (
+        tensor(KNOWLEDGE, lambda t: t.update({"labels.1": t.pop("labels")})),
+        "found no 'labels.0'",
+    ),
+    "windows of one dimension": (tensor(KNOWLEDGE, put(windows=torch.ones(3))), "expected 'windows' of 2 dimensions"),
+    "infinite counts": (tensor(KNOWLEDGE, put(counts=torch.full((1, 1), torch.inf))), "NaN or infinity in 'counts'"),
+    "half of the public data": (
+        tensor(KNOWLEDGE, put(public_data__inputs=torch.rand(1, *SHAPE))),
+        "found no 'public_data.labels'",
+    ),
+    "public data of another shape": (
+        tensor(KNOWLEDGE, put(public_data__inputs=torch.rand(1, 9), public_data__labels=torch.zeros(1).long())),
+        "found torch.float32 of shape (1, 9)",
+    ),
+}
+
+
+def many_tensors(count: int) -> bytes:
+    header = {str(n): {"dtype": "U8", "shape": [1], "data_offsets": [n, n + 1]} for n in range(count)}
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(count)
+
+
+@pytest.mark.parametrize(("mutate", "fragment"), HOSTILE.values(), ids=HOSTILE)
+def test_each_hostility_is_refused_in_a_sentence(
+    mutate: Mutation, fragment: str, capture: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By `load`, and by the command line with exit code 2; nothing is written."""
+    mutate(capture)
+    before = os.listdir(capture.parent)
+    with pytest.raises(BadCapture) as caught:
+        fp.io.load(capture)
+    assert fragment in str(caught.value)
+    assert_sentence(caught.value)
+    output = capture.parent / "output"
+    assert cli.main(["attack", str(capture), "--with", "dense-inversion", "-o", str(output)]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err == f"fedprism: {caught.value}\n"
+    assert os.listdir(capture.parent) == before
+
+
+@pytest.mark.parametrize("name", ["capture.json", PARAMS, UPDATE, KNOWLEDGE, "trapdoor.safetensors"])
+def test_nobody_waits_for_a_pipe(name: str, capture: Path) -> None:
+    swapped(name, "fifo")(capture)
+    code = f"import fedprism as fp; fp.io.load({str(capture)!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert f"BadCapture: expected the file '{name}' inside" in done.stderr
+
+
+class Payload:
+    """Unpickled, it leaves a file behind."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self.mark,))
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4, 5])
+def test_no_pickle_is_loaded(protocol: int, capture: Path) -> None:
+    mark = capture.parent / "pwned"
+    poison = pickle.dumps(Payload(mark), protocol)
+    pickle.loads(poison)
+    assert mark.exists(), "the payload works"
+    mark.unlink()
+    for name in os.listdir(capture):
+        hurt = Path(shutil.copytree(capture, capture.parent / f"with-{name}"))
+        (hurt / name).write_bytes(poison)
+        (hurt / "model.pt").write_bytes(poison)
+        with pytest.raises(BadCapture):
+            fp.io.load(hurt)
+    (capture / "model.pt").write_bytes(poison)
+    (capture / "data.pkl").write_bytes(poison)
+    assert fp.io.load(capture).model is not None
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("name", ["evil", "evil:build", "evil.build", "capture.evil:build", "./evil.py:build"])
+@pytest.mark.parametrize("place", ["model", "loss", "defense"])
+def test_no_name_is_imported(name: str, place: str, capture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mark = capture.parent / "imported"
+    for folder in (capture.parent, capture):
+        (folder / "evil.py").write_text(f"import pathlib; pathlib.Path({str(mark)!r}).touch()\ndef build(**_): ...\n")
+    monkeypatch.syspath_prepend(capture.parent)
+    monkeypatch.chdir(capture)
+    changes = {"model": model(name, **KWARGS), "loss": known(loss=name), "defense": known(defense=[{"name": name}])}
+    changes[place](capture)
+    with pytest.raises(BadCapture, match="expected the name of a"):
+        fp.io.load(capture)
+    assert not mark.exists()
+    assert "evil" not in sys.modules
+
+
+# --- claims that are possible and break attacks ----------------------------------------------------------------------
+
+
+def scaled(factor: float) -> Mutation:
+    return tensor(UPDATE, lambda found: [found.update({name: t.double() * factor}) for name, t in list(found.items())])
+
+
+def one_step(**fields: object) -> Mutation:
+    """A delta of one local step, with these settings."""
+
+    def mutate(folder: Path) -> None:
+        first_round(kind="delta")(folder)
+        known(**{"local_lr": 0.1, "local_epochs": 1, "local_batch_size": 2, **fields})(folder)
+
+    return mutate
+
+
+def of_size(batch_size: int) -> Mutation:
+    def mutate(folder: Path) -> None:
+        known(batch_size=batch_size, local_batch_size=batch_size)(folder)
+        tensor(KNOWLEDGE, put(labels=torch.arange(batch_size) % CLASSES))(folder)
+
+    return mutate
+
+
+def rebuilt(name: str, **kwargs: Any) -> Mutation:
+    """Another model, with an update that its parameters fit."""
+
+    def mutate(folder: Path) -> None:
+        built = fp.models.build(name, seed=0, **kwargs)
+        params = {key: p.detach().clone() for key, p in built.named_parameters()}
+        model(name, **kwargs)(folder)
+        known(input_shape=list(kwargs["input_shape"]))(folder)
+        save_file(params, folder / PARAMS)
+        save_file({key: p * 0.1 for key, p in params.items()}, folder / UPDATE)
+
+    return mutate
+
+
+POSSIBLE: dict[str, Mutation] = {
+    "update of zeros": scaled(0.0),
+    "update of zeros, one sample": both(scaled(0.0), of_size(1)),
+    "zeros in the first layer": tensor(UPDATE, lambda t: [t[name].zero_() for name in ("1.weight", "1.bias")]),
+    "zeros in the last layer": tensor(UPDATE, lambda t: [t[name].zero_() for name in ("3.weight", "3.bias")]),
+    "tiny update": scaled(1e-30),
+    "update below single precision": scaled(1e-300),
+    "huge update": scaled(1e8),
+    "huger update": scaled(1e30),
+    "update above single precision": scaled(1e300),
+    "huge parameters": tensor(PARAMS, lambda t: [value.mul_(1e30) for value in t.values()]),
+    "parameters of zeros": tensor(PARAMS, lambda t: [value.zero_() for value in t.values()]),
+    "more samples than classes": of_size(40),
+    "batch of thousands": of_size(2**14),
+    "one sample": of_size(1),
+    "batch size unknown": known(batch_size=None),
+    "only a bias": tensor(UPDATE, lambda t: [t.pop(name) for name in ("1.weight", "3.weight", "1.bias")]),
+    "only weights": tensor(UPDATE, lambda t: [t.pop(name) for name in ("1.bias", "3.bias")]),
+    "only the last layer": tensor(UPDATE, lambda t: [t.pop(name) for name in ("1.weight", "1.bias")]),
+    "clients of a delta": lambda folder: (
+        (one_step()(folder), first_round(clients=3, participants=None)(folder)) and None
+    ),
+    "sum of two billion clients": first_round(clients=2**31, reduction="sum", participants=None),
+    "delta without settings": first_round(kind="delta"),
+    "smallest rate": one_step(local_lr=1e-9),
+    "smallest rate, huge update": both(one_step(local_lr=1e-9), scaled(1e30)),
+    "largest rate": one_step(local_lr=1e9),
+    "steps smaller than the batch": one_step(local_batch_size=1, local_epochs=3, local_momentum=0.99),
+    "another shape of as many values": known(input_shape=[16], normalization=None),
+    "widest bounds": known(bounds=[-1e9, 1e9], normalization=[[1e9], [1e-9]]),
+    "another loss": known(loss="mse"),
+    "another pruning": known(defense={"name": "prune", "kwargs": {"ratio": 0.999}}),
+    "one class": rebuilt("fc2", input_shape=[16], hidden=3, classes=1),
+    "half precision": tensor(UPDATE, lambda t: t.update({name: value.half() for name, value in t.items()})),
+    "double precision": tensor(PARAMS, lambda t: t.update({name: value.double() for name, value in t.items()})),
+}
+
+
+@pytest.mark.parametrize("mutate", POSSIBLE.values(), ids=POSSIBLE)
+def test_possible_claims_get_a_result_or_a_sentence(mutate: Mutation, capture: Path) -> None:
+    mutate(capture)
+    assert_harmless(capture)
+
+
+def test_a_million_classes_fit_into_memory(capture: Path) -> None:
+    rebuilt("dense", input_shape=[1], classes=2**20)(capture)
+    known(normalization=None)(capture)
+    observation = fp.io.load(capture)
+    assert fp.run(fp.attacks.dense_inversion(), observation).status
+
+
+def test_a_million_hidden_units_fit_into_memory(capture: Path) -> None:
+    rebuilt("fc2", input_shape=[1], hidden=2**20, classes=CLASSES)(capture)
+    known(normalization=None, loss="mse")(capture)
+    observation = fp.io.load(capture)
+    assert fp.run(fp.attacks.dense_inversion(), observation).status
+
+
+def test_a_batch_too_small_for_batch_norm_is_a_sentence(tmp_path: Path) -> None:
+    network = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16), nn.Linear(16, CLASSES))
+    tensors = {name: p.detach().clone() for name, p in network.named_parameters()}
+    observation = fp.Observation(
+        model=network,
+        rounds=(fp.Round(params=tensors, update=tensors),),
+        knowledge=fp.Knowledge(input_shape=(16,), batch_size=1, loss="cross_entropy"),
+    )
+    fp.io.save(observation, tmp_path / "capture")
+    assert_harmless(tmp_path / "capture", network)
