@@ -3,8 +3,9 @@
     python benchmarks/inverting_gradients.py --data-dir DATA [--iterations 1000] [--peer-python ENV/bin/python]
 
 The victim is untrained, and trained for two epochs on 5,000 images. Both tools get the same captures, the true label,
-the number of iterations and a total-variation weight; scores are fedprism's, for both. A tool that cannot be started is
-reported as such and left out. Writes a table and benchmarks/results/inverting_gradients.json.
+the number of iterations in all, the same first start and a total-variation weight; scores are fedprism's, for both. The
+default weights are the same: the peer takes the mean over both directions, fedprism the sum of two means. A tool that
+cannot be started is reported as such and left out. Writes a table and benchmarks/results/inverting_gradients.json.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=1000)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--workers", type=int, default=1, help="attacks run side by side")
-    parser.add_argument("--tv", type=float, nargs="+", default=[1e-3], help="fedprism's total-variation weights")
+    parser.add_argument("--tv", type=float, nargs="+", default=[5e-4], help="fedprism's total-variation weights")
     parser.add_argument("--peer-tv", type=float, nargs="+", default=[1e-3], help="the peer's; 0.2 is its default")
     parser.add_argument("--peer-python", default=sys.executable, help="interpreter with breaching installed")
     parser.add_argument("--peer-path", default=None, help="folder with breaching and what it needs")

@@ -282,7 +282,7 @@ def with_header(change: Callable[[dict[str, Any]], None], content: bytes) -> byt
         size = int.from_bytes(content[:8], "little")
         header = json.loads(content[8 : 8 + size])
         change(header)
-    except (ValueError, RecursionError, KeyError, TypeError, IndexError):
+    except (ValueError, RecursionError, LookupError, TypeError, ZeroDivisionError):
         return content
     text = json.dumps(header).encode()
     return struct.pack("<Q", len(text)) + text + content[8 + size :]
@@ -951,9 +951,7 @@ POSSIBLE: dict[str, Mutation] = {
     "only a bias": tensor(UPDATE, lambda t: [t.pop(name) for name in ("1.weight", "3.weight", "1.bias")]),
     "only weights": tensor(UPDATE, lambda t: [t.pop(name) for name in ("1.bias", "3.bias")]),
     "only the last layer": tensor(UPDATE, lambda t: [t.pop(name) for name in ("1.weight", "1.bias")]),
-    "clients of a delta": lambda folder: (
-        (one_step()(folder), first_round(clients=3, participants=None)(folder)) and None
-    ),
+    "clients of a delta": both(one_step(), first_round(clients=3, participants=None)),
     "sum of two billion clients": first_round(clients=2**31, reduction="sum", participants=None),
     "delta without settings": first_round(kind="delta"),
     "smallest rate": one_step(local_lr=1e-9),

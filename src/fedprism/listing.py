@@ -70,10 +70,10 @@ def threats() -> Table:
     from fedprism.threats import THREATS
 
     rows = (
-        (name, threat.sees, "yes" if threat.tampers else "no", ", ".join(sorted(threat.grants)))
+        (name, f"{threat.summary}\nSees the {threat.sees}.", ", ".join(sorted(threat.grants)))
         for name, threat in THREATS.items()
     )
-    return _table(("threat", "sees", "tampers", "knows"), rows)
+    return _table(("threat", "who it is", "knows"), rows)
 
 
 TABLES: dict[str, Callable[[], Table]] = {

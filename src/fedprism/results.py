@@ -23,6 +23,7 @@ from torch import Tensor
 
 from fedprism import __version__
 from fedprism.errors import BadInput
+from fedprism.pixels import to_pixels
 from fedprism.types import Observation, Reconstruction, Record
 
 
@@ -89,22 +90,11 @@ def summary(record: Record, files: Mapping[str, bytes]) -> Table:
 
 
 def as_pixels(observation: Observation, reconstruction: Reconstruction) -> Tensor:
-    """Recovered inputs (batch, channels, height, width) as pixels in [0, 1].
-
-    The normalization is undone where it is known. The known pixel range becomes [0, 1] and what lies outside is cut
-    off; where the range is unknown, or the attack leaves the scale open, each image is stretched to fill [0, 1].
-    """
+    """Recovered inputs as pixels in [0, 1], by what is known; an unknown range or scale is stretched to fill it."""
     assert reconstruction.inputs is not None
-    pixels, knowledge = reconstruction.inputs.detach().cpu().double(), observation.knowledge
-    if knowledge.normalization is not None:
-        mean, std = (torch.tensor(values, dtype=pixels.dtype).view(1, -1, 1, 1) for values in knowledge.normalization)
-        pixels = pixels * std + mean
-    pixels = torch.nan_to_num(pixels, nan=0.0, posinf=0.0, neginf=0.0)
-    if knowledge.bounds is None or "scale" in reconstruction.ambiguity:
-        low, high = pixels.amin((1, 2, 3), keepdim=True), pixels.amax((1, 2, 3), keepdim=True)
-        return (pixels - low) / (high - low).clamp(min=1e-12)
-    smallest, largest = knowledge.bounds
-    return ((pixels - smallest) / (largest - smallest)).clamp(0, 1)
+    knowledge = observation.knowledge
+    bounds = None if "scale" in reconstruction.ambiguity else knowledge.bounds
+    return to_pixels(reconstruction.inputs, bounds, knowledge.normalization)
 
 
 def png(pixels: Tensor) -> bytes:

@@ -15,6 +15,7 @@ from fedprism import metrics as metric_table
 from fedprism.checks import row
 from fedprism.errors import BadInput
 from fedprism.metrics import LpipsUnavailable, Metric, avd_floor
+from fedprism.pixels import stretched, to_pixels
 from fedprism.truth import Truth
 from fedprism.types import Ambiguity, Reconstruction, is_soft
 
@@ -103,7 +104,7 @@ def match(reconstruction: Reconstruction, truth: Truth) -> Match:
             f"expected reconstructed inputs of shape {tuple(truth.inputs.shape[1:])}, "
             f"found {tuple(reconstruction.inputs.shape[1:])}; score against the truth of the same scenario."
         )
-    original = to_pixels(truth.inputs, truth)
+    original = to_pixels(truth.inputs, truth.bounds, truth.normalization)
     # (versions, samples, ...): what the reconstruction looks like under each choice of an undetermined sign or scale
     versions = torch.stack(_versions(reconstruction, truth))
     errors = torch.stack([_pairwise_mse(version, original) for version in versions])
@@ -117,18 +118,6 @@ def match(reconstruction: Reconstruction, truth: Truth) -> Match:
     return Match(found, original, tuple(rows), reconstruction.ambiguity)
 
 
-def to_pixels(inputs: Tensor, truth: Truth) -> Tensor:
-    """Model inputs as pixels in [0, 1], in double precision."""
-    pixels = inputs.detach().cpu().double()
-    if truth.normalization is not None:
-        view = (1, -1, *[1] * (pixels.dim() - 2))
-        mean, std = (torch.tensor(values, dtype=pixels.dtype).view(view) for values in truth.normalization)
-        pixels = pixels * std + mean
-    low, high = truth.bounds
-    # A value that is not finite is no answer; 0 keeps it from poisoning the assignment.
-    return torch.nan_to_num((pixels - low) / (high - low), nan=0.0, posinf=1.0, neginf=0.0).clamp(0, 1)
-
-
 def _versions(reconstruction: Reconstruction, truth: Truth) -> list[Tensor]:
     """Everything the reconstruction may mean, given what it leaves open.
 
@@ -138,12 +127,10 @@ def _versions(reconstruction: Reconstruction, truth: Truth) -> list[Tensor]:
     assert reconstruction.inputs is not None
     inputs = reconstruction.inputs
     if "scale" in reconstruction.ambiguity:
-        flat = inputs.detach().cpu().double().flatten(1)
-        low, high = flat.min(1, keepdim=True).values, flat.max(1, keepdim=True).values
-        stretched = ((flat - low) / (high - low).clamp(min=1e-12)).view_as(inputs)
-        return [stretched, 1 - stretched] if "sign" in reconstruction.ambiguity else [stretched]
+        full = stretched(inputs)
+        return [full, 1 - full] if "sign" in reconstruction.ambiguity else [full]
     signs = (1, -1) if "sign" in reconstruction.ambiguity else (1,)
-    return [to_pixels(sign * inputs, truth) for sign in signs]
+    return [to_pixels(sign * inputs, truth.bounds, truth.normalization) for sign in signs]
 
 
 def _pairwise_mse(found: Tensor, truth: Tensor) -> Tensor:

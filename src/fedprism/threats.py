@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from fedprism.errors import BadInput
@@ -21,10 +21,11 @@ class ThreatModel:
     grants: frozenset[str]
     tampers: bool = False
     sees: Literal["client", "aggregate"] = "client"
+    summary: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        for field in self.grants:
-            _known(field)
+        for granted in self.grants:
+            _known(granted)
 
     def granting(self, *fields: str) -> ThreatModel:
         """The same attacker who also knows these, for example `granting("labels")`."""
@@ -50,24 +51,32 @@ _PUBLIC = frozenset({"model", "input_shape", "loss"})
 _LOCAL = frozenset({"local_lr", "local_epochs", "local_batch_size", "local_momentum"})
 _SERVER = _PUBLIC | _LOCAL | {"bounds", "normalization", "batch_size"}
 
-eavesdropper = ThreatModel("eavesdropper", _PUBLIC)
-"""Reads one client's traffic and knows the model and its loss."""
-
-honest_but_curious = ThreatModel("honest_but_curious", _SERVER)
-"""The server: it also set the training up, so it knows its settings. It follows the protocol."""
-
+eavesdropper = ThreatModel(
+    "eavesdropper", _PUBLIC, summary="Reads one client's traffic and knows the model and its loss."
+)
+honest_but_curious = ThreatModel(
+    "honest_but_curious",
+    _SERVER,
+    summary="The server: it set the training up, so it knows its settings too. It follows the protocol.",
+)
 curious_client = ThreatModel(
-    "curious_client", _PUBLIC | _LOCAL | {"public_data", "bounds", "normalization"}, sees="aggregate"
+    "curious_client",
+    _PUBLIC | _LOCAL | {"public_data", "bounds", "normalization"},
+    sees="aggregate",
+    summary="A participant: sees the global model move and holds data of its own (public_data).",
 )
-"""A participant: sees the global model move and holds data of its own (`public_data`)."""
-
 secure_aggregation = ThreatModel(
-    "secure_aggregation", _SERVER | {"windows", "counts", "cohort_sizes"}, sees="aggregate"
+    "secure_aggregation",
+    _SERVER | {"windows", "counts", "cohort_sizes"},
+    sees="aggregate",
+    summary="The server under secure aggregation: sums only, and how often each device took part in windows of rounds.",
 )
-"""The server under secure aggregation: sums only, and how often each device took part in windows of rounds."""
-
-malicious_server = ThreatModel("malicious_server", _SERVER | {"trapdoor"}, tampers=True)
-"""The server chooses the parameters it sends and keeps a trapdoor to read the answer."""
+malicious_server = ThreatModel(
+    "malicious_server",
+    _SERVER | {"trapdoor"},
+    tampers=True,
+    summary="The server chooses the parameters it sends and keeps a trapdoor to read the answer.",
+)
 
 THREATS: dict[str, ThreatModel] = {
     threat.name: threat

@@ -4,11 +4,12 @@ Zhu, Liu, Han, "Deep Leakage from Gradients", NeurIPS 2019 (squared distance, L-
 Geiping, Bauermeister, Dröge, Moeller, "Inverting Gradients", NeurIPS 2020 (cosine distance, signed Adam, box).
 
 Differs from the papers' code in: the iterate returned is the one with the smallest objective, not the last one; Adam's
-rate falls linearly, which was better than the published steps on every network tried.
+rate falls linearly unless asked for the published steps.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -95,7 +96,8 @@ def match_gradients(
     """Minimise distance(gradients_of(inputs, label_logits), target) + priors(inputs) from `start`.
 
     gradients_of must be differentiable; label_start (batch, classes) are logits optimised along with the inputs, None
-    keeps the labels fixed. `box` (low, high), broadcastable to the inputs, is projected onto after every step.
+    keeps the labels fixed. `box` (low, high), broadcastable to the inputs: Adam is projected onto it after every step,
+    L-BFGS, whose memory of curvature that would spoil, only at the end.
     """
     inputs = start.detach().clone().requires_grad_()
     logits = None if label_start is None else label_start.detach().clone().requires_grad_()
@@ -132,11 +134,6 @@ class _Budget(NamedTuple):
     box: tuple[Tensor, Tensor] | None
     progress: Progress
 
-    def project(self, inputs: Tensor) -> None:
-        if self.box is not None:
-            with torch.no_grad():
-                inputs.clamp_(*self.box)
-
 
 class _Best:
     """The variables at the smallest finite objective so far, kept on the device without waiting for it."""
@@ -169,7 +166,9 @@ def _minimise_adam(
             variables[0].grad = variables[0].grad.sign() if variables[0].grad is not None else None
         optimizer.step()
         schedule.step()
-        budget.project(variables[0])
+        if budget.box is not None:
+            with torch.no_grad():
+                variables[0].clamp_(*budget.box)
         budget.progress(iteration + 1, budget.iterations)
     best.consider(objective())
     return history.cpu(), False
@@ -178,31 +177,34 @@ def _minimise_adam(
 def _minimise_lbfgs(
     objective: Callable[[], Tensor], variables: list[Tensor], best: _Best, settings: LBFGS, budget: _Budget
 ) -> tuple[Tensor, bool]:
-    optimizer = torch.optim.LBFGS(
-        variables,
-        lr=budget.lr,
-        max_iter=settings.inner,
-        history_size=settings.history,
-        tolerance_grad=0.0,
-        tolerance_change=0.0,
-        line_search_fn="strong_wolfe" if settings.line_search else None,
-    )
+    def fresh() -> torch.optim.LBFGS:
+        return torch.optim.LBFGS(
+            variables,
+            lr=budget.lr,
+            max_iter=settings.inner,
+            history_size=settings.history,
+            tolerance_grad=0.0,
+            tolerance_change=0.0,
+            line_search_fn="strong_wolfe" if settings.line_search else None,
+        )
 
     def closure() -> Tensor:
         value = objective()
         best.consider(value)
         return value
 
-    history: list[float] = []
+    optimizer, stalls, history = fresh(), 0, list[float]()
     for iteration in range(budget.iterations):
         previous = float(best.value)
-        value = float(optimizer.step(closure))  # type: ignore[no-untyped-call]
-        history.append(value)
-        budget.project(variables[0])
+        history.append(float(optimizer.step(closure)))  # type: ignore[no-untyped-call]
         budget.progress(iteration + 1, budget.iterations)
         reached = float(best.value)
-        if not torch.isfinite(torch.tensor(value)):
+        if not math.isfinite(history[-1]):
             break
-        if reached < budget.tolerance or (reached == previous and value == reached):
+        # A step that gains nothing may only mean that the curvature remembered is no longer true: forget it once.
+        stalls = stalls + 1 if reached == previous else 0
+        if stalls:
+            optimizer = fresh()
+        if reached < budget.tolerance or stalls > 1:
             return torch.tensor(history), True
     return torch.tensor(history), False

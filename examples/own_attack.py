@@ -1,0 +1,47 @@
+"""An attack of your own: answer every sample with the mean image of the data the attacker holds itself."""
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+
+import fedprism as fp
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class MeanImage(fp.attacks.Attack):
+    """A baseline that looks at no update. An attack that does no better has learned nothing about the samples."""
+
+    brightness: float = 1.0
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"public_data", "batch_size"})
+
+    def run(self, observation: fp.Observation, rng: torch.Generator) -> fp.Reconstruction:
+        knowledge = observation.knowledge
+        mean = self.brightness * knowledge.public_data.inputs.mean(0, keepdim=True)
+        return fp.Reconstruction(
+            inputs=mean.expand(knowledge.batch_size, *mean.shape[1:]).clone(),
+            ambiguity=frozenset({"order"}),
+            status="the mean of the public data, without a look at the update",
+        )
+
+
+digits = fp.data.load("digits", size=16)
+model = fp.models.build("fc2", input_shape=(1, 16, 16), hidden=32, classes=10, seed=0)
+scenario = fp.Scenario(model=model, clients=[digits.batch([700, 800])])
+observation, truth = fp.simulate(scenario, fp.threats.honest_but_curious, seed=0)
+
+try:
+    fp.run(MeanImage(), observation)
+except fp.MissingKnowledge as refusal:
+    print("refused:", refusal)
+
+# What the attacker has from elsewhere is added to its knowledge: other digits, none of them the client's.
+knowledge = dataclasses.replace(observation.knowledge, public_data=digits.batch(range(500)))
+informed = dataclasses.replace(observation, knowledge=knowledge)
+for attack in (MeanImage(brightness=1.2), fp.attacks.dense_inversion()):
+    reconstruction = fp.run(attack, informed, seed=0)
+    print(attack, "used", sorted(reconstruction.knowledge_used))
+    print(fp.score(reconstruction, truth, metrics=("psnr",)))
