@@ -61,7 +61,7 @@ def test_cases_that_are_compared_share_attack_budget_and_target() -> None:
         group = [case for case in cases if case.target == target]
         assert len({repr(case.attack) for case in group}) == 1
         assert sum(case.undefended for case in group) == 1
-        assert len(group) > 2
+        assert len(group) > 1
 
 
 @pytest.mark.parametrize(
@@ -84,22 +84,21 @@ def test_readings_follow_the_scores(
 
 
 def test_sentences_follow_the_numbers(outcomes: tuple[Outcome, ...]) -> None:
-    bare, noised, unaware, informed = outcomes[3:]
+    bare, unaware, informed = outcomes[5:]
     measured = [
         with_scores(bare, 41.5, 0.99),
-        with_scores(noised, 25.0, 0.8),
         with_scores(unaware, 7.25, 0.0),
         with_scores(informed, 31.0, 0.9),
     ]
     said = [demo.verdict(outcome, measured) for outcome in measured]
     assert said[0].startswith("The photograph came back faithfully (PSNR 41.5 dB).")
-    assert "hardly helps: the PSNR went from 41.5 to 25.0 dB" in said[1]
-    assert "did not come back" in said[2]
-    assert "stopped this attack" in said[2]
-    assert "gets +23.8 dB compared with one who does not: now it came back faithfully." in said[3]
+    assert "did not come back" in said[1]
+    assert "stopped this attack: the PSNR went from 41.5 to 7.2 dB" in said[1]
+    assert "hardly helps" in said[2]
+    assert "gets +23.8 dB compared with one who does not: now it came back faithfully." in said[2]
     assert demo.headline(measured)[:2] == (
         "Without a defense, 1 of 1 photographs could be read from the update alone.",
-        "Of 3 defended cases, 1 stopped the attack.",
+        "Of 2 defended cases, 1 stopped the attack.",
     )
     swapped = [with_scores(measured[0], 5.0, 0.0), with_scores(measured[1], 5.0, 0.0)]
     assert demo.headline(swapped)[0].startswith("Without a defense, 0 of 1 photographs")

@@ -73,12 +73,22 @@ def test_aggregates_are_weighted_sums(scenario: fp.Scenario, reduction: str, wei
 
 def test_a_participant_sees_the_global_model_move(scenario: fp.Scenario) -> None:
     scenario = dataclasses.replace(scenario, rounds=2, protocol=fp.FedSGD(lr=0.5))
-    observation, _ = fp.simulate(scenario, fp.threats.curious_client)
+    observation, truth = fp.simulate(scenario, fp.threats.curious_client)
     first, second = observation.rounds
     assert first.kind == "delta"
     for name, before in first.params.items():
         torch.testing.assert_close(second.params[name] - before, first.update[name])
     assert observation.knowledge.public_data is scenario.clients[0]
+    assert set(truth.owners) == {"client-1"}
+    with pytest.raises(fp.errors.BadInput, match="second client"):
+        fp.simulate(dataclasses.replace(scenario, clients=scenario.clients[:1]), fp.threats.curious_client)
+
+
+def test_public_data_is_nobodys(scenario: fp.Scenario, digits: fp.data.ImageSet, rng: torch.Generator) -> None:
+    threat = fp.threats.honest_but_curious.granting("public_data")
+    assert fp.simulate(scenario, threat)[0].knowledge.public_data is None
+    given = dataclasses.replace(scenario, public_data=digits.draw(3, rng))
+    assert fp.simulate(given, threat)[0].knowledge.public_data is given.public_data
 
 
 def test_rounds_train_the_global_model(scenario: fp.Scenario) -> None:

@@ -43,9 +43,9 @@ def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def environment(site: Path) -> dict[str, str]:
     """Only the installed wheel on the path; packages it depends on come from this environment."""
-    dependencies = sysconfig.get_path("purelib")
+    dependencies = dict.fromkeys(sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
     # -S in the commands keeps the environment's own .pth files, and with them an editable install, out.
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), dependencies]), "OMP_NUM_THREADS": "1"}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), *dependencies]), "OMP_NUM_THREADS": "1"}
 
 
 def test_holds_everything_and_says_its_licence(wheel: Path) -> None:

@@ -33,7 +33,8 @@ class Scenario:
     """A federation: the model, each client's data, and how they train together.
 
     Inputs are what the model is fed; `normalization` (mean, std per channel) says how pixels in `bounds` became inputs.
-    Clients train in train mode unless `training` is False.
+    Clients train in train mode unless `training` is False. `public_data` is data of the same kind that belongs to no
+    client, for threat models that grant it.
     """
 
     model: nn.Module
@@ -44,6 +45,7 @@ class Scenario:
     rounds: int = 1
     aggregation: Reduction = "mean"
     training: bool = True
+    public_data: Batch | None = None
     bounds: tuple[float, float] = (0.0, 1.0)
     normalization: tuple[tuple[float, ...], tuple[float, ...]] | None = None
 
@@ -75,6 +77,8 @@ def simulate(
             f"expected a threat model that tampers when a server method is given, found {threat.name}; "
             "use threats.malicious_server."
         )
+    if threat.participates and len(scenario.clients) < 2:
+        raise BadInput(f"expected a second client for {threat.name} to attack, found one client; add clients.")
     model = copy.deepcopy(scenario.model).cpu().train(scenario.training)
     for number, data in enumerate(scenario.clients):
         _check_fits(model, data, number)
@@ -114,10 +118,11 @@ def simulate(
         subject=names[0] if threat.sees == "client" and len(names) == 1 else None,
         source=f"simulated for {threat.name}, seed {seed}",
     )
+    attacked = [(name, batch) for name, batch in drawn if not (threat.participates and name == names[0])]
     truth = Truth(
-        inputs=torch.cat([batch.inputs for _, batch in drawn]).detach().clone(),
-        labels=torch.cat([batch.labels for _, batch in drawn]).detach().clone(),
-        owners=tuple(name for name, batch in drawn for _ in range(len(batch))),
+        inputs=torch.cat([batch.inputs for _, batch in attacked]).detach().clone(),
+        labels=torch.cat([batch.labels for _, batch in attacked]).detach().clone(),
+        owners=tuple(name for name, batch in attacked for _ in range(len(batch))),
         bounds=scenario.bounds,
         normalization=scenario.normalization,
     )
@@ -184,7 +189,7 @@ def _seen(
             for name, update in zip(names, updates, strict=True)
         ]
     shared = {"index": index, "params": params, "clients": len(names), "buffers_before": before}
-    if "public_data" in threat.grants:  # a participant sees only how the global model moved
+    if threat.participates:
         after = _step(params, moved, scenario.protocol)
         delta = {name: after[name] - p for name, p in params.items()}
         return [Round(update=delta, kind="delta", reduction="mean", **shared)]  # type: ignore[arg-type]
@@ -240,7 +245,7 @@ def _everything(scenario: Scenario, threat: ThreatModel, drawn: list[tuple[str, 
         local_epochs=local.epochs,
         local_batch_size=local.batch_size or max(sizes),
         local_momentum=local.momentum,
-        public_data=scenario.clients[0],
+        public_data=scenario.clients[0] if threat.participates else scenario.public_data,
         participation=torch.ones(scenario.rounds, len(scenario.clients), dtype=torch.bool),
         cohort_sizes=torch.full((scenario.rounds,), len(scenario.clients)),
         defense=scenario.defense,

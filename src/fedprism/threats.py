@@ -15,12 +15,17 @@ GRANTABLE = KNOWLEDGE_FIELDS | {"model", "trapdoor"}
 
 @dataclass(frozen=True)
 class ThreatModel:
-    """`sees` one client's update or only the aggregate; `tampers`: chooses the parameters that clients receive."""
+    """`sees` one client's update or only the aggregate; `tampers`: chooses the parameters that clients receive.
+
+    `participates`: is the scenario's first client, who sees only how the global model moves; its own data is what it
+    knows, not what it attacks.
+    """
 
     name: str
     grants: frozenset[str]
     tampers: bool = False
     sees: Literal["client", "aggregate"] = "client"
+    participates: bool = False
     summary: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
@@ -63,6 +68,7 @@ curious_client = ThreatModel(
     "curious_client",
     _PUBLIC | _LOCAL | {"public_data", "bounds", "normalization"},
     sees="aggregate",
+    participates=True,
     summary="A participant: sees the global model move and holds data of its own (public_data).",
 )
 secure_aggregation = ThreatModel(

@@ -18,13 +18,14 @@ from torch import Tensor
 
 from fedprism import losses
 from fedprism.attacks.base import Attack, only_round
-from fedprism.attacks.structure import DenseLayer, Trace, trace
+from fedprism.attacks.structure import Activation, DenseLayer, Trace, trace
 from fedprism.errors import NotApplicable
 from fedprism.solvers import dense, labels
 from fedprism.types import Observation, Reconstruction, Round
 
 MOST_READINGS = 8
 """How many readings of the labels are tried at most."""
+POLISHING_STEPS = 20
 
 
 class _Found(NamedTuple):
@@ -144,9 +145,38 @@ def _solve_stack(observation: Observation, seen: Round, network: Trace, batch: i
         signals = signals @ onward * activations[number - 1].slope(inputs)
         inputs, layer_residual = dense.back_substitute(signals, *gradients[number - 1])
         residual = max(residual, layer_residual)
-    exact = solution.status is not dense.DenseStatus.EXACT or dense.explains(residual, weight.dtype)
-    status = solution.status if exact else dense.DenseStatus.RESIDUAL
+    status = solution.status
+    if status is not dense.DenseStatus.BLENDED and not dense.explains(residual, weight.dtype):
+        # Noise upsets the features that were solved for layer by layer; the network's own, from the inputs, are better.
+        status = dense.DenseStatus.RESIDUAL
+        inputs, residual = _polish(inputs, seen, layers, activations, gradients[0], counts)
     return _Found(inputs, counts.nonzero().flatten(), residual, status)
+
+
+def _polish(
+    inputs: Tensor,
+    seen: Round,
+    layers: tuple[DenseLayer, ...],
+    activations: tuple[Activation, ...],
+    gradient: tuple[Tensor, Tensor],
+    counts: Tensor,
+) -> tuple[Tensor, float]:
+    """Alternate between the signals the network sends back for the inputs and the inputs that fit these signals."""
+    weights = [seen.params[layer.weight].double() for layer in layers]
+    biases = [seen.params[layer.bias or ""].double() for layer in layers]
+    targets = torch.eye(len(counts), dtype=torch.float64, device=inputs.device)[counts.nonzero().flatten()]
+    best, best_residual = inputs, math.inf
+    for _ in range(POLISHING_STEPS):
+        features = [inputs]
+        for weight, bias, activation in zip(weights, biases, activations, strict=False):
+            features.append(activation.function(features[-1] @ weight.T + bias))
+        signals = (torch.softmax(features[-1] @ weights[-1].T + biases[-1], dim=1) - targets) / len(targets)
+        for number in range(len(layers) - 1, 0, -1):
+            signals = signals @ weights[number] * activations[number - 1].slope(features[number])
+        inputs, residual = dense.back_substitute(signals, *gradient)
+        if residual < best_residual:
+            best, best_residual = inputs, residual
+    return best, best_residual
 
 
 def _solve_output(
