@@ -1,6 +1,5 @@
 """An attack of your own: answer every sample with the mean image of the data the attacker holds itself."""
 
-import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -30,17 +29,16 @@ class MeanImage(fp.attacks.Attack):
 
 digits = fp.data.load("digits", size=16)
 model = fp.models.build("fc2", input_shape=(1, 16, 16), hidden=32, classes=10, seed=0)
-scenario = fp.Scenario(model=model, clients=[digits.batch([700, 800])])
-observation, truth = fp.simulate(scenario, fp.threats.honest_but_curious, seed=0)
+# Public data are other digits, none of them the client's.
+scenario = fp.Scenario(model=model, clients=[digits.batch([700, 800])], public_data=digits.batch(range(500)))
+observation, _ = fp.simulate(scenario, fp.threats.honest_but_curious, seed=0)
 
 try:
     fp.run(MeanImage(), observation)
 except fp.MissingKnowledge as refusal:
     print("refused:", refusal)
 
-# What the attacker has from elsewhere is added to its knowledge: other digits, none of them the client's.
-knowledge = dataclasses.replace(observation.knowledge, public_data=digits.batch(range(500)))
-informed = dataclasses.replace(observation, knowledge=knowledge)
+informed, truth = fp.simulate(scenario, fp.threats.honest_but_curious.granting("public_data"), seed=0)
 for attack in (MeanImage(brightness=1.2), fp.attacks.dense_inversion()):
     reconstruction = fp.run(attack, informed, seed=0)
     print(attack, "used", sorted(reconstruction.knowledge_used))
