@@ -58,7 +58,10 @@ def batch(size: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> fp.Ba
 
 
 def observe(threat: fp.ThreatModel = fp.threats.honest_but_curious, **changes: Any) -> fp.Observation:
-    scenario = fp.Scenario(**{"model": tiny(), "clients": [batch(3)], **changes})
+    chosen = {"model": tiny(), "clients": [batch(3)], **changes}
+    if threat.sees == "aggregate":
+        chosen["clients"] = chosen["clients"] * 2  # a participant needs someone else to look at
+    scenario = fp.Scenario(**chosen)
     return fp.simulate(scenario, threat, seed=4)[0]
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from fedprism.defenses.base import chain
     from fedprism.errors import FedprismError, MissingKnowledge, NotApplicable
     from fedprism.running import residual, run
-    from fedprism.scoring import Scores, match, score
+    from fedprism.scoring import Scores, load_truth, match, save_truth, score
     from fedprism.simulation import Scenario, simulate
     from fedprism.threats import ThreatModel
     from fedprism.truth import Truth
@@ -69,7 +69,9 @@ _HOME = {
     "residual": "running",
     "run": "running",
     "Scores": "scoring",
+    "load_truth": "scoring",
     "match": "scoring",
+    "save_truth": "scoring",
     "score": "scoring",
     "Scenario": "simulation",
     "simulate": "simulation",
@@ -106,6 +108,7 @@ __all__ = [
     "defenses",
     "errors",
     "io",
+    "load_truth",
     "local_update",
     "losses",
     "match",
@@ -113,6 +116,7 @@ __all__ = [
     "models",
     "residual",
     "run",
+    "save_truth",
     "score",
     "simulate",
     "solvers",

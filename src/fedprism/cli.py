@@ -6,6 +6,7 @@ interrupted. torch is imported inside the commands, so that `fedprism --help` an
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import traceback
@@ -88,29 +89,43 @@ def attack(
         str | None,
         typer.Option(metavar="PKG.MODULE:FACTORY", help="Function that returns the model; this imports your code."),
     ] = None,
+    truth: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Folder with the truth, kept apart from the capture: adds scores.")
+    ] = None,
+    metrics: Annotated[
+        str, typer.Option(metavar="A,B,...", help="Scores to give, out of `fedprism list metrics`.")
+    ] = "mse,psnr,ssim,avd",
+    allow_download: Annotated[bool, typer.Option("--allow-download", help="Let LPIPS fetch its network.")] = False,
     output: Output = Path("fedprism-attack"),
     seed: Seed = 0,
     device: Device = None,
 ) -> None:
     """Attack a captured update. The attack's own settings are flags too: `fedprism list attacks` names them."""
-    from fedprism import flags, io, results, running
+    from fedprism import flags, io, results, running, scoring
     from fedprism.attacks import ATTACKS
     from fedprism.checks import row
+    from fedprism.metrics import METRICS
     from fedprism.types import Record
 
     results.require_writable(output)
-    siblings = ("--with", "--model", "--output", "--seed", "--device")
+    siblings = ("--with", "--model", "--truth", "--metrics", "--allow-download", "--output", "--seed", "--device")
     chosen, folders = flags.apply(capture, row(ATTACKS, name, "method of attack")(), siblings=siblings)
     if len(folders) != 1:
         raise BadInput(f"expected one capture folder, found {' and '.join(folders) or 'none'}; name one.")
     observation = io.load(folders[0], model=_from_factory(model) if model else None)
+    known = scoring.load_truth(truth) if truth else None
+    wanted = [word.strip() for word in metrics.split(",")]
+    for word in wanted:  # before a long computation, not after it
+        row(METRICS, word, "metric")
     with _progress() as announce:
         announce(name)
         found = running.run(chosen, observation, seed=seed, device=device)
+    scores = scoring.score(found, known, metrics=wanted, allow_download=allow_download) if known else None
     record = Record(
         kind="attack",
         cell={"attack": name, "settings": repr(chosen), "source": observation.source},
         knowledge_used=tuple(sorted(found.knowledge_used)),
+        scores=dataclasses.asdict(scores) if scores else None,
         residual=running.residual(observation, found),
         status=str(found.status),
         seed=seed,
@@ -118,7 +133,10 @@ def attack(
     )
     files = results.attack_files(observation, found, record)
     results.publish(output, files, stale=("record.json", "recovered-*.png"))
-    _console().print(results.summary(record, files))
+    console = _console()
+    console.print(results.summary(record, files))
+    if scores:
+        console.print(str(scores), highlight=False)
 
 
 @app.command("list")

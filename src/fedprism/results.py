@@ -126,6 +126,8 @@ def _plain(value: Any) -> Any:
         return str(value)
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, frozenset):
+        return sorted(value)
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return value

@@ -16,8 +16,10 @@ from fedprism.checks import row
 from fedprism.errors import BadInput
 from fedprism.metrics import LpipsUnavailable, Metric, avd_floor
 from fedprism.pixels import stretched, to_pixels
-from fedprism.truth import Truth
+from fedprism.truth import Truth, load_truth, save_truth
 from fedprism.types import Ambiguity, Reconstruction, is_soft
+
+__all__ = ["Match", "Scores", "load_truth", "match", "save_truth", "score"]
 
 DEFAULT_METRICS = ("mse", "psnr", "ssim", "avd")
 
