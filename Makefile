@@ -9,7 +9,7 @@ demo: $(VENV)/.installed
 	$(BIN)/fedprism demo
 
 test: $(VENV)/.installed lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

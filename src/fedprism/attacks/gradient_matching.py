@@ -23,6 +23,7 @@ from fedprism import losses, progress
 from fedprism.attacks.base import Attack, only_round
 from fedprism.attacks.forward import FORWARD_NEEDS, FORWARD_USES, Forward, forward_model, input_box
 from fedprism.attacks.structure import trace
+from fedprism.checks import choice
 from fedprism.errors import BadInput, MissingKnowledge, NotApplicable
 from fedprism.solvers.labels import label_counts
 from fedprism.solvers.matching import (
@@ -95,7 +96,7 @@ class GradientMatching(Attack):
     citation: ClassVar[str] = "Zhu et al. 2019 (DLG); Zhao et al. 2020 (iDLG); Geiping et al. 2020; Eloul et al. 2022"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "labels", Labels(self.labels))
+        object.__setattr__(self, "labels", Labels(choice(self.labels, "labels", Labels)))
         if self.lr <= 0 or self.iterations < 1 or self.restarts < 1:
             raise BadInput(
                 f"expected lr > 0 and at least one iteration and one restart, found lr {self.lr}, "
@@ -144,7 +145,7 @@ class GradientMatching(Attack):
     ) -> list[Matching]:
         """A run from every start; in a race, short ones and then one that goes on from the best of them."""
         like, joint = forward.target[0], given.fixed is None
-        heat = round(self.race * self.iterations)
+        heat = int(self.race * self.iterations)
         total = self.iterations if heat else self.iterations * self.restarts
         box, runs, done = input_box(observation), list[Matching](), 0
 
