@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 from typing import Protocol as Interface
 
 import torch
 from torch import Tensor, nn
 
 from fedprism import devices, losses
-from fedprism.client import FedAvg, FedSGD, LocalUpdate, Protocol, local_update
+from fedprism.client import FedAvg, FedSGD, Protocol, local_update
 from fedprism.defenses.base import Chain, Context, Defense
 from fedprism.errors import BadInput
 from fedprism.randomness import generator, seeded_layers
@@ -80,6 +81,7 @@ def simulate(
     if threat.participates and len(scenario.clients) < 2:
         raise BadInput(f"expected a second client for {threat.name} to attack, found one client; add clients.")
     model = copy.deepcopy(scenario.model).cpu().train(scenario.training)
+    model.zero_grad(set_to_none=True)  # a gradient left over from the user's own training is not for attackers
     for number, data in enumerate(scenario.clients):
         _check_fits(model, data, number)
     place = devices.pick(device)
@@ -94,21 +96,20 @@ def simulate(
     rounds: list[Round] = []
     drawn: list[tuple[str, Batch]] = []
     for index in range(scenario.rounds):
+        answers = [
+            _client_round(scenario, trainer, params, buffers, name, dataset, index, seed)
+            for name, dataset in zip(names, scenario.clients, strict=True)
+        ]
         context = Context(model=model, params=params, round=index)
-        answers: list[LocalUpdate] = []
-        batches: list[Batch] = []
-        for name, dataset in zip(names, scenario.clients, strict=True):
-            answer, batch = _client_round(scenario, trainer, params, buffers, dataset, name, index, seed)
-            answers.append(answer)
-            batches.append(batch)
-        updates = list(
-            scenario.defense.on_aggregate([a.update for a in answers], context, generator(seed, "aggregate", index))
+        updates = scenario.defense.on_aggregate(
+            [answer.update for answer in answers], context, generator(seed, "aggregate", index)
         )
-        sizes = tuple(map(len, batches))
-        moved = _aggregate(updates, sizes, "weighted_mean" if scenario.aggregation == "weighted_mean" else "mean")
-        rounds.extend(_seen(scenario, threat, index, params, buffers, updates, sizes, names, moved))
-        drawn.extend(zip(names, batches, strict=True))
-        params = _step(params, moved, scenario.protocol)
+        answers = [answer._replace(update=update) for answer, update in zip(answers, updates, strict=True)]
+        after = _step(params, answers, scenario)
+        sent = Round(index=index, params=params, update={}, buffers_before=buffers or None)
+        rounds.extend(_seen(scenario, threat, sent, answers, after))
+        drawn.extend((answer.name, answer.batch) for answer in answers)
+        params = after
 
     observation = Observation(
         model=model if "model" in threat.grants else None,
@@ -129,23 +130,30 @@ def simulate(
     return observation, truth
 
 
+class _Answer(NamedTuple):
+    name: str
+    batch: Batch
+    """The samples the client trained on."""
+    update: Update
+
+
 def _client_round(
     scenario: Scenario,
     model: nn.Module,
     params: Update,
     buffers: Update,
-    dataset: Batch,
     name: str,
+    dataset: Batch,
     index: int,
     seed: int,
-) -> tuple[LocalUpdate, Batch]:
-    """One client's answer in one round, and the samples it trained on. Clients do not share random numbers."""
+) -> _Answer:
+    """One client's answer in one round. Clients do not share random numbers."""
     rng = generator(seed, "client", name, "round", index)
     context = Context(model=model, params=params, client=name, round=index)
     batch = dataset[scenario.defense.on_draw(dataset, context, rng)]
     place = next(iter(model.parameters())).device
     with seeded_layers(rng):
-        answer = local_update(
+        update, _ = local_update(
             model,
             _on(params, place),
             Batch(batch.inputs.to(place), batch.labels.to(place)),
@@ -156,7 +164,7 @@ def _client_round(
             buffers=_on(buffers, place),
             context=context,
         )
-    return LocalUpdate(_on(answer.update, torch.device("cpu")), answer.buffers), batch
+    return _Answer(name, batch, _on(update, torch.device("cpu")))
 
 
 def _on(update: Update, device: torch.device) -> Update:
@@ -164,62 +172,45 @@ def _on(update: Update, device: torch.device) -> Update:
 
 
 def _seen(
-    scenario: Scenario,
-    threat: ThreatModel,
-    index: int,
-    params: Update,
-    buffers: Update,
-    updates: list[Update],
-    sizes: tuple[int, ...],
-    names: tuple[str, ...],
-    moved: Update,
+    scenario: Scenario, threat: ThreatModel, sent: Round, answers: Sequence[_Answer], after: Update
 ) -> list[Round]:
     """The round as the threat model sees it: client by client, the sum, or the movement of the global model."""
-    before = buffers or None
+    kind = scenario.protocol.kind
     if threat.sees == "client":
-        return [
-            Round(
-                index=index,
-                params=params,
-                update=update,
-                kind=scenario.protocol.kind,
-                participants=(name,),
-                buffers_before=before,
-            )
-            for name, update in zip(names, updates, strict=True)
-        ]
-    shared = {"index": index, "params": params, "clients": len(names), "buffers_before": before}
+        return [replace(sent, update=answer.update, kind=kind, participants=(answer.name,)) for answer in answers]
     if threat.participates:
-        after = _step(params, moved, scenario.protocol)
-        delta = {name: after[name] - p for name, p in params.items()}
-        return [Round(update=delta, kind="delta", reduction="mean", **shared)]  # type: ignore[arg-type]
-    aggregate = _aggregate(updates, sizes, scenario.aggregation)
+        delta = {name: after[name] - p for name, p in sent.params.items()}
+        return [replace(sent, update=delta, kind="delta", clients=len(answers))]
     return [
-        Round(
-            update=aggregate,
-            kind=scenario.protocol.kind,
+        replace(
+            sent,
+            update=_aggregate(answers, scenario.aggregation),
+            kind=kind,
             reduction=scenario.aggregation,
-            participants=names if "participation" in threat.grants else None,
-            examples=sizes if "examples" in threat.grants else None,
-            **shared,  # type: ignore[arg-type]
+            clients=len(answers),
+            participants=tuple(answer.name for answer in answers) if "participation" in threat.grants else None,
+            examples=tuple(len(answer.batch) for answer in answers) if "examples" in threat.grants else None,
         )
     ]
 
 
-def _aggregate(updates: Sequence[Update], sizes: Sequence[int], reduction: Reduction) -> Update:
+def _aggregate(answers: Sequence[_Answer], reduction: Reduction) -> Update:
+    sizes = [len(answer.batch) for answer in answers]
     weights = {
-        "sum": [1.0] * len(updates),
-        "mean": [1.0 / len(updates)] * len(updates),
+        "sum": [1.0] * len(answers),
+        "mean": [1.0 / len(answers)] * len(answers),
         "weighted_mean": [size / sum(sizes) for size in sizes],
     }[reduction]
     return {
-        name: torch.stack([w * u[name] for w, u in zip(weights, updates, strict=True)]).sum(0) for name in updates[0]
+        name: torch.stack([w * answer.update[name] for w, answer in zip(weights, answers, strict=True)]).sum(0)
+        for name in answers[0].update
     }
 
 
-def _step(params: Update, moved: Update, protocol: Protocol) -> Update:
-    """The next global model."""
-    factor = 1.0 if protocol.kind == "delta" else -protocol.lr
+def _step(params: Update, answers: Sequence[_Answer], scenario: Scenario) -> Update:
+    """The next global model. Secure sums are divided by the number of clients before the step."""
+    moved = _aggregate(answers, "weighted_mean" if scenario.aggregation == "weighted_mean" else "mean")
+    factor = 1.0 if scenario.protocol.kind == "delta" else -scenario.protocol.lr
     return {name: p + factor * moved[name] for name, p in params.items()}
 
 

@@ -12,7 +12,7 @@ the client's own training.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import ClassVar, NamedTuple, TypeAlias
 
@@ -241,14 +241,7 @@ def dlg() -> GradientMatching:
 
 def idlg() -> GradientMatching:
     """Improved DLG: the label is read off the last layer first."""
-    return GradientMatching(
-        distance=squared_error,
-        labels=Labels.INFERRED,
-        optimizer=LBFGS(line_search=True),
-        lr=1.0,
-        iterations=300,
-        tolerance=1e-9,
-    )
+    return replace(dlg(), labels=Labels.INFERRED)
 
 
 def inverting_gradients() -> GradientMatching:
