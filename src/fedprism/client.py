@@ -133,7 +133,13 @@ def _minibatches(size: int, protocol: FedAvg, rng: torch.Generator) -> list[Tens
 def _batch_gradient(
     model: nn.Module, params: Update, buffers: dict[str, Tensor], batch: Batch, loss: LossFn, create_graph: bool
 ) -> Update:
-    outputs = functional_call(model, {**params, **buffers}, (batch.inputs,))
+    try:
+        outputs = functional_call(model, {**params, **buffers}, (batch.inputs,))
+    except ValueError as error:  # batch-norm refuses a batch of one in train mode
+        raise BadInput(
+            f"expected a batch that the model accepts, found one of {len(batch)} ({error}); "
+            "change the batch, or train with training=False."
+        ) from error
     value = loss(outputs, batch.labels)
     grads = torch.autograd.grad(
         value, list(params.values()), create_graph=create_graph, allow_unused=True, materialize_grads=True

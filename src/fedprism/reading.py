@@ -72,7 +72,7 @@ class _Folder:
     """The files of a capture. Each is opened once, whatever it is called; none may lie outside the folder."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
+        self.root = root.absolute()  # '.' has no name
         self._files: dict[Path, TensorFile] = {}
         self._known: dict[Hashable, Any] = {}
 

@@ -28,9 +28,9 @@ def run(
     missing = attack.needs - observation.granted()
     if missing:
         raise MissingKnowledge(attack.name, min(missing))
-    _check_finite(observation)
     declared = attack.needs | attack.uses
     seen = _placed(observation, declared, devices.pick(device))
+    _check_finite(seen)  # in the precision it is attacked in
     rng = generator(seed, "attack")
     with seeded_layers(rng):
         found = attack.run(seen, rng)

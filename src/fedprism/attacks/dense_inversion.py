@@ -15,6 +15,7 @@ from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from fedprism import losses
 from fedprism.attacks.base import Attack, only_round
@@ -26,6 +27,8 @@ from fedprism.types import Observation, Reconstruction, Round
 MOST_READINGS = 8
 """How many readings of the labels are tried at most."""
 POLISHING_STEPS = 20
+MOST_COMPARED = 4096
+"""How many rows are compared with each other at most: those with the largest bias gradients."""
 
 
 class _Found(NamedTuple):
@@ -71,10 +74,11 @@ class DenseInversion(Attack):
                 found = _solve_stack(observation, seen, network, batch)
         if found is None:
             found = _rows(weight_grad, bias_grad, batch, self.floor)
-        shape = observation.knowledge.input_shape or ()
+        inputs = found.inputs.to(weight_grad.dtype).view(-1, *(observation.knowledge.input_shape or ()))
+        finite = torch.isfinite(inputs.flatten(1)).all(1)  # a quotient beyond all numbers is no answer
         return Reconstruction(
-            inputs=found.inputs.to(weight_grad.dtype).view(-1, *shape),
-            labels=found.labels,
+            inputs=inputs[finite],
+            labels=found.labels[finite.cpu()] if found.labels is not None else None,
             ambiguity=frozenset({"order"}),
             status=found.status,
             diagnostics={"layer": layer.weight, "batch_size": batch, "layer_residual": found.residual},
@@ -131,7 +135,7 @@ def _solve_stack(observation: Observation, seen: Round, network: Trace, batch: i
     if any(layer.bias is None or layer.bias not in seen.update for layer in layers):
         return None
     gradients = [
-        (scale * weight_grad, scale * bias_grad)
+        (scale * weight_grad.double(), scale * bias_grad.double())
         for weight_grad, bias_grad in (_gradient(layer, seen) for layer in layers)
     ]
     last = layers[-1]
@@ -164,7 +168,7 @@ def _polish(
     """Alternate between the signals the network sends back for the inputs and the inputs that fit these signals."""
     weights = [seen.params[layer.weight].double() for layer in layers]
     biases = [seen.params[layer.bias or ""].double() for layer in layers]
-    targets = torch.eye(len(counts), dtype=torch.float64, device=inputs.device)[counts.nonzero().flatten()]
+    targets = one_hot(counts.nonzero().flatten(), len(counts)).to(inputs)
     best, best_residual = inputs, math.inf
     for _ in range(POLISHING_STEPS):
         features = [inputs]
@@ -195,18 +199,15 @@ def _solve_output(
         key = tuple(counts.tolist())
         if key not in tried:
             tried[key] = dense.solve_output_layer(weight, bias, weight_grad, bias_grad, counts)
-            present = torch.eye(len(counts), device=guess.device, dtype=guess.dtype)[counts.nonzero().flatten()]
-            shares = counts[counts > 0].to(guess).unsqueeze(1) / batch
-            waiting.append((tried[key].signals + shares * present).sum(0))
+            waiting.append(tried[key].signals.sum(0) + counts.to(guess) / batch)
     best = min(tried, key=lambda key: tried[key].residual)
     return tried[best], torch.tensor(best)
 
 
 def _rows(weight_grad: Tensor, bias_grad: Tensor, batch: int, floor: float) -> _Found:
     """Inputs that rows agree on; failing that, the rows with the largest bias gradients, as many as samples."""
-    rows = dense.invert_dense(weight_grad, bias_grad, floor=floor)
+    strongest = bias_grad.abs().argsort(descending=True)[:MOST_COMPARED]
+    rows = dense.invert_dense(weight_grad[strongest], bias_grad[strongest], floor=floor)
     agreed = dense.agreeing_rows(rows)
-    if agreed.status is dense.DenseStatus.AGREED:
-        return _Found(agreed.inputs[:batch], None, None, agreed.status)
-    strongest = bias_grad[rows.rows].abs().argsort(descending=True)[:batch]
-    return _Found(rows.inputs[strongest], None, None, rows.status)
+    chosen = agreed if agreed.status is dense.DenseStatus.AGREED else rows
+    return _Found(chosen.inputs[:batch], None, None, chosen.status)

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 PATIENCE = 20
 """Iterations without clear progress after which `solve_output_layer` stops."""
@@ -118,7 +119,7 @@ def solve_output_layer(
     size = min(len(classes), len(values))
     left, basis = left[:, :size] * values[:size], right[:size]
     logits_of = basis @ affine.T
-    targets = torch.eye(len(counts), dtype=torch.float64, device=gradient.device)[classes]
+    targets = one_hot(classes, len(counts)).double()
 
     def signals(solution: Tensor) -> Tensor:
         return (torch.softmax(solution @ logits_of, dim=1) - targets) * weights.unsqueeze(1)
@@ -137,7 +138,7 @@ def solve_output_layer(
             break
         solution = torch.linalg.lstsq(current.T, left).solution
     repeated = bool((counts > 1).any())
-    status = DenseStatus.EXACT if explains(best_residual, weight_grad.dtype) else DenseStatus.RESIDUAL
+    status = DenseStatus.EXACT if explains(best_residual, weight.dtype) else DenseStatus.RESIDUAL
     status = DenseStatus.BLENDED if repeated else status
     return OutputLayerSolution((best @ basis)[:, :-1], signals(best), best_residual, status)
 
