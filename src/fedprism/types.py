@@ -170,8 +170,11 @@ def detached(update: Update) -> dict[str, Tensor]:
 
 
 def move(update: Update, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The same tensors on `device`; floating-point ones in `dtype`, whole numbers as they are."""
+    """Copies of the tensors on `device`; floating-point ones in `dtype`, whole numbers as they are.
+
+    Always copies: a tensor that lies in a file is not aligned in memory, and products with it may round differently.
+    """
     return {
-        name: tensor.to(device, dtype) if tensor.dtype.is_floating_point else tensor.to(device)
+        name: tensor.to(device, dtype if tensor.dtype.is_floating_point else tensor.dtype, copy=True)
         for name, tensor in update.items()
     }

@@ -136,7 +136,7 @@ def solve_output_layer(
             best, best_residual = solution, residual
         if not math.isfinite(residual) or iteration - best_at >= PATIENCE:
             break
-        solution = torch.linalg.lstsq(current.T, left).solution
+        solution = least_squares(current.T, left)
     repeated = bool((counts > 1).any())
     status = DenseStatus.EXACT if explains(best_residual, weight.dtype) else DenseStatus.RESIDUAL
     status = DenseStatus.BLENDED if repeated else status
@@ -159,13 +159,28 @@ def _first_guess(left: Tensor, basis: Tensor, bias_grad: Tensor, classes: Tensor
     return rows / divisor.unsqueeze(1)
 
 
+def least_squares(matrix: Tensor, right: Tensor) -> Tensor:
+    """The smallest solution of min |matrix x - right|, by the singular values; NaN where the matrix is not finite.
+
+    Not `torch.linalg.lstsq`: its default on the CPU is not repeatable to the last bit with every torch, and the one on
+    the GPU expects full rank.
+    """
+    if not bool(torch.isfinite(matrix).all()):
+        return right.new_full((matrix.shape[1], right.shape[1]), torch.nan)
+    u, values, vh = torch.linalg.svd(matrix, full_matrices=False)
+    kept = values > max(matrix.shape) * torch.finfo(matrix.dtype).eps * values[0]
+    inverse = torch.where(kept, 1 / torch.where(kept, values, 1), 0)
+    solution: Tensor = vh.T @ (inverse.unsqueeze(1) * (u.T @ right))
+    return solution
+
+
 def back_substitute(signals: Tensor, weight_grad: Tensor, bias_grad: Tensor) -> tuple[Tensor, float]:
     """The inputs (samples, features) of a dense layer whose samples' signals dL/do (samples, rows) are known.
 
     Solves [gW | gb] = signalsᵀ [Z | 1]; the second value is the relative residual.
     """
     gradient = torch.cat([weight_grad, bias_grad.unsqueeze(1)], dim=1).double()
-    solution = torch.linalg.lstsq(signals.T, gradient).solution
+    solution = least_squares(signals.T, gradient)
     residual = torch.linalg.vector_norm(signals.T @ solution - gradient) / torch.linalg.vector_norm(gradient)
     return solution[:, :-1], float(residual)
 
