@@ -156,6 +156,8 @@ def test_refusals(digits: fp.data.ImageSet, rng: torch.Generator) -> None:
         fp.run(quick, fp.simulate(several, fp.threats.secure_aggregation)[0])
     with pytest.raises(fp.errors.BadInput, match="iteration"):
         dataclasses.replace(quick, iterations=0)
+    with pytest.raises(fp.errors.BadInput, match="1 channels"):
+        attacked(quick, fp.Scenario(model=model, clients=[batch], normalization=((0.5,) * 3, (0.5,) * 3)))
     with pytest.raises(fp.errors.BadInput, match="winner"):
         dataclasses.replace(quick, restarts=4, race=0.25)
     with pytest.raises(fp.errors.BadInput, match="known or inferred or joint"):

@@ -395,9 +395,8 @@ DTYPES = [
     *(torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.complex64, torch.bool),
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint64),
 ]
-# Numbers whose products leave single precision are cases of their own, in POSSIBLE.
-NUMBERS = [0.0, 1.0, -1.0, 1e-6, 6e4, torch.nan, torch.inf, -torch.inf]
-FACTORS = [-1.0, 1e3, 1e-3, 1e-20, 1e-300]
+NUMBERS = [0.0, 1.0, -1.0, 1e-30, 1e-45, 6e4, 1e30, 3e38, -3e38, torch.nan, torch.inf, -torch.inf]
+FACTORS = [-1.0, 1e3, 1e-3, 1e20, 1e-20, 1e300, 1e-300, 1e308]
 NAMES = ["", "x", "a\nb", "\0", "x" * 10_000, "é\u2028", "labels", "labels.0", "labels.7", "counts", "windows"]
 NAMES += ["public_data.labels", "mixing.x", "1.bias", "1.running_mean", "../x", "__class__"]
 

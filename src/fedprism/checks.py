@@ -13,6 +13,9 @@ from fedprism.naming import nearest
 
 T = TypeVar("T")
 
+_REPR = reprlib.Repr()
+_REPR.maxstring = 80  # long enough for the names of parameters
+
 MOST_LENGTH = 65536
 MOST_ELEMENTS = 2**28
 
@@ -20,7 +23,7 @@ MOST_ELEMENTS = 2**28
 def shown(value: object) -> str:
     """A value as a short text for an error message, whatever its size."""
     try:
-        return reprlib.repr(value)
+        return _REPR.repr(value)
     except ValueError:  # Python refuses to write whole numbers beyond 4300 digits
         return f"an oversized {type(value).__name__}"
 

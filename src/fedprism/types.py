@@ -175,6 +175,6 @@ def move(update: Update, device: torch.device, dtype: torch.dtype) -> dict[str, 
     Always copies: a tensor that lies in a file is not aligned in memory, and products with it may round differently.
     """
     return {
-        name: tensor.to(device, dtype if tensor.dtype.is_floating_point else tensor.dtype, copy=True)
+        name: tensor.detach().to(device, dtype if tensor.dtype.is_floating_point else tensor.dtype, copy=True)
         for name, tensor in update.items()
     }

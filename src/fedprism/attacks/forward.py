@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedprism import losses
 from fedprism.client import FedAvg, FedSGD, Protocol, local_update
 from fedprism.defenses.base import Chain, Defense
-from fedprism.errors import MissingKnowledge, NotApplicable
+from fedprism.errors import BadInput, MissingKnowledge, NotApplicable
 from fedprism.types import Batch, LossFn, Observation, Round, Update
 
 FORWARD_NEEDS = frozenset({"model", "loss"})
@@ -114,7 +114,12 @@ def input_box(observation: Observation) -> tuple[Tensor, Tensor] | None:
     low, high = (torch.tensor(bound, dtype=like.dtype, device=like.device) for bound in bounds)
     if normalization is None:
         return low, high
-    shape = observation.knowledge.input_shape or (1,)
+    shape = observation.knowledge.input_shape or (len(normalization[0]),)
+    if {len(part) for part in normalization} != {shape[0]}:
+        raise BadInput(
+            f"expected a mean and a std for each of {shape[0]} channels, found {len(normalization[0])} and "
+            f"{len(normalization[1])}; correct the normalization."
+        )
     mean, std = (
         torch.tensor(values, dtype=like.dtype, device=like.device).view(1, -1, *[1] * (len(shape) - 1))
         for values in normalization
