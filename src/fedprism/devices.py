@@ -16,5 +16,7 @@ def pick(device: str | torch.device | None = None) -> torch.device:
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
-        raise BadInput(f"expected a device of this machine, found '{device}' ({reason}); use cpu or cuda.") from error
+        raise BadInput(
+            f"expected a device of this machine, found '{device}' ({reason}); leave it out to take the best there is."
+        ) from error
     return chosen
