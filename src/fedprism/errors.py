@@ -12,16 +12,15 @@ class NotApplicable(FedprismError):
 class MissingKnowledge(FedprismError):
     """The threat model does not grant a piece of knowledge that the attack needs."""
 
-    def __init__(self, attack: str, field: str, threat_hint: str = "") -> None:
+    def __init__(self, attack: str, field: str) -> None:
         self.field = field
+        remedy = (
+            "name it with --model or io.load(model=...)" if field == "model" else "use a threat model that grants it"
+        )
         super().__init__(
             f"{attack} needs to know '{field}', which this observation does not grant; "
-            f"use a threat model that grants it{threat_hint} or an attack that does without it."
+            f"{remedy} or use an attack that does without it."
         )
-
-
-class SolverFailure(FedprismError):
-    """A solver was given numbers it cannot work with (not finite, empty, contradictory)."""
 
 
 class BadCapture(FedprismError):
@@ -30,7 +29,3 @@ class BadCapture(FedprismError):
 
 class BadInput(FedprismError):
     """Another argument, file or data set is not what was expected."""
-
-
-class BadPlan(FedprismError):
-    """An audit plan is malformed."""
