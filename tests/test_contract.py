@@ -19,6 +19,10 @@ DEFENSE_ROWS: dict[str, Callable[[], Defense]] = {
     "prune": lambda: fp.defenses.Prune(0.5),
     "gaussian-noise": lambda: fp.defenses.GaussianNoise(0.1),
     "laplace-noise": lambda: fp.defenses.LaplaceNoise(0.1),
+    "clip": lambda: fp.defenses.Clip(0.1),
+    "quantize": lambda: fp.defenses.Quantize(4),
+    "cast": lambda: fp.defenses.Cast("bfloat16"),
+    "dp-sgd": lambda: fp.defenses.DpSgd(0.1),
 }
 
 
@@ -151,7 +155,7 @@ class TestDefense:
         before, context = detached(update), Context()
         defense.on_draw(batch, context, rng)
         defense.on_batch(batch, context, rng)
-        defense.on_examples(update, context, rng)
+        defense.on_examples({name: tensor.expand(2, *tensor.shape) for name, tensor in update.items()}, context, rng)
         defense.on_update(update, context, rng)
         defense.on_aggregate([update], context, rng)
         assert torch.equal(batch.inputs, scenario.clients[0].inputs)

@@ -20,7 +20,7 @@ def test_picks_what_there_is_and_refuses_what_there_is_not() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
-@pytest.mark.parametrize("name", ["dense-inversion", "idlg", "inverting-gradients"])
+@pytest.mark.parametrize("name", ["dense-inversion", "idlg", "inverting-gradients", "cocktail-party"])
 def test_a_gpu_gives_the_answer_of_the_cpu(name: str, photos: fp.data.ImageSet, rng: torch.Generator) -> None:
     model = fp.models.build("fc2", input_shape=(3, 32, 32), hidden=32, classes=10, seed=0).double()
     batch = photos.draw(3, rng, unique_labels=True)
@@ -33,5 +33,8 @@ def test_a_gpu_gives_the_answer_of_the_cpu(name: str, photos: fp.data.ImageSet, 
         observation, _ = fp.simulate(scenario, fp.threats.honest_but_curious, device=device)
         answers.append(fp.run(attack, observation, device=device))
     assert all(answer.inputs.device.type == "cpu" for answer in answers)
-    torch.testing.assert_close(answers[0].inputs, answers[1].inputs, atol=1e-4, rtol=1e-3)
-    assert torch.equal(answers[0].labels, answers[1].labels)
+    order = torch.arange(3)
+    if name == "cocktail-party":  # its order hangs on the signs of eigenvectors, which no device promises
+        order = torch.cdist(*(answer.inputs.flatten(1) for answer in answers)).argmin(1)
+    torch.testing.assert_close(answers[0].inputs, answers[1].inputs[order], atol=1e-4, rtol=1e-3)
+    assert torch.equal(answers[0].labels, answers[1].labels[order])

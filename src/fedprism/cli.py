@@ -44,6 +44,7 @@ class Table(StrEnum):
     MODELS = "models"
     DATA = "data"
     THREATS = "threats"
+    RECIPES = "recipes"
 
 
 @app.callback(invoke_without_command=True)
@@ -139,6 +140,56 @@ def attack(
         console.print(str(scores), highlight=False)
 
 
+@app.command()
+def reproduce(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe of `fedprism list recipes`.")],
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Embedded photographs and a small network: under a minute, no data folder.")
+    ] = False,
+    data_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder with the data sets; else FEDPRISM_DATA names it.")
+    ] = None,
+    batches: Annotated[int | None, typer.Option(min=1, metavar="K", help="Batches a cell; else the paper's.")] = None,
+    sizes: Annotated[str | None, typer.Option(metavar="N,N,...", help="Batch sizes; else the paper's.")] = None,
+    iterations: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Iterations of the re-run baselines; else the paper's.")
+    ] = None,
+    inverted: Annotated[
+        int | None, typer.Option(min=1, metavar="K", help="Images a batch to render from features; else the paper's.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Folder for the results; else fedprism-RECIPE.")
+    ] = None,
+    seed: Seed = 0,
+    device: Device = None,
+) -> None:
+    """Run a table of a paper again, one of `fedprism list recipes`: its numbers beside what is measured here."""
+    from fedprism import results
+    from fedprism.checks import row
+    from fedprism.recipes import RECIPES, Settings, report
+
+    chosen = row(RECIPES, recipe, "recipe")
+    folder = output or Path(f"fedprism-{recipe}")
+    results.require_writable(folder)
+    settings = Settings(
+        quick=quick,
+        batches=batches,
+        sizes=_whole_numbers(sizes) if sizes is not None else None,
+        iterations=iterations,
+        inverted=inverted,
+        seed=seed,
+        data_dir=data_dir,
+        device=device,
+    )
+    with _progress() as announce:
+        rows = report.carry_out(chosen, settings, folder, announce)
+    console = _console()
+    console.print(report.table(chosen, rows))
+    for note in report.notes(chosen, settings, rows):
+        console.print(f"- {note}")
+    console.print(f"The table with its pictures: {folder / 'table.md'}")
+
+
 @app.command("list")
 def list_table(table: Annotated[Table, typer.Argument(help="What to list.")]) -> None:
     """List what there is, by the names that commands, captures and records use."""
@@ -220,6 +271,14 @@ def _from_factory(text: str) -> nn.Module:
             f"expected --model {text} to return a torch.nn.Module, found {type(model).__name__}; return the model."
         )
     return model
+
+
+def _whole_numbers(text: str) -> tuple[int, ...]:
+    """The numbers of "32,64"."""
+    try:
+        return tuple(int(word) for word in text.split(","))
+    except ValueError as error:
+        raise BadInput(f"expected --sizes as whole numbers like 32,64, found '{text}'; correct it.") from error
 
 
 def _console(*, stderr: bool = False) -> Console:

@@ -76,6 +76,13 @@ def threats() -> Table:
     return _table(("threat", "who it is", "knows"), rows)
 
 
+def recipes() -> Table:
+    from fedprism.recipes import RECIPES
+
+    rows = ((name, recipe.summary, recipe.citation) for name, recipe in RECIPES.items())
+    return _table(("recipe", "what it runs again", "whose it is"), rows)
+
+
 TABLES: dict[str, Callable[[], Table]] = {
     "attacks": attacks,
     "defenses": defenses,
@@ -83,6 +90,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "models": models,
     "data": data,
     "threats": threats,
+    "recipes": recipes,
 }
 
 

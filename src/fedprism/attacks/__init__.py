@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedprism.attacks.base import Attack, PerClient, Reduction, Then, then
+from fedprism.attacks.cocktail_party import CocktailParty, cocktail_party
 from fedprism.attacks.dense_inversion import DenseInversion, dense_inversion
 from fedprism.attacks.gradient_matching import (
     GradientMatching,
@@ -18,8 +19,11 @@ from fedprism.attacks.gradient_matching import (
     mixing_orthogonal,
     uniform_start,
 )
+from fedprism.solvers.features import FeatureInversion
+from fedprism.solvers.ica import StudentICA
 from fedprism.solvers.matching import LBFGS, Adam, cosine, squared_error
 from fedprism.solvers.priors import Orthogonality, TotalVariation
+from fedprism.solvers.published import CocktailObjective, embedding_objective
 
 ATTACKS: dict[str, Callable[[], Attack]] = {
     "dense-inversion": dense_inversion,
@@ -30,6 +34,7 @@ ATTACKS: dict[str, Callable[[], Attack]] = {
     "mixing-l2": mixing_l2,
     "mixing-angle": mixing_angle,
     "mixing-orthogonal": mixing_orthogonal,
+    "cocktail-party": cocktail_party,
 }
 
 __all__ = [
@@ -37,17 +42,23 @@ __all__ = [
     "LBFGS",
     "Adam",
     "Attack",
+    "CocktailObjective",
+    "CocktailParty",
     "DenseInversion",
+    "FeatureInversion",
     "GradientMatching",
     "Labels",
     "Orthogonality",
     "PerClient",
     "Reduction",
+    "StudentICA",
     "Then",
     "TotalVariation",
+    "cocktail_party",
     "cosine",
     "dense_inversion",
     "dlg",
+    "embedding_objective",
     "gaussian_start",
     "idlg",
     "inverting_gradients",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -41,16 +42,20 @@ class Trace(NamedTuple):
 
     def stack(self) -> tuple[tuple[DenseLayer, ...], tuple[Activation, ...]] | None:
         """The layers and the activations between them, where the network is a plain stack of dense layers."""
-        first, last = self.fed_by_input(), self.output_layer()
-        if first is None or last is None or first is not self.layers[0] or last is not self.layers[-1]:
+        return self.stack_from(self.layers[0]) if self.layers and self.fed_by_input() is self.layers[0] else None
+
+    def stack_from(self, first: DenseLayer) -> tuple[tuple[DenseLayer, ...], tuple[Activation, ...]] | None:
+        """The layers from `first` on and the activations between them, where nothing else is there."""
+        layers = self.layers[[layer.weight for layer in self.layers].index(first.weight) :]
+        if self.output_layer() is not layers[-1]:
             return None
         between = []
-        for before, after in zip(self.layers, self.layers[1:], strict=False):
+        for before, after in pairwise(layers):
             found = next((a for a in ACTIVATIONS if _same(a.function(before.outputs), after.inputs)), None)
             if found is None:
                 return None
             between.append(found)
-        return self.layers, tuple(between)
+        return layers, tuple(between)
 
 
 class Activation(NamedTuple):

@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 from fedprism.defenses.base import Chain, Context, Defense, chain
+from fedprism.defenses.clipping import Clip
+from fedprism.defenses.dp_sgd import DpSgd
 from fedprism.defenses.noise import GaussianNoise, LaplaceNoise
 from fedprism.defenses.pruning import Prune
+from fedprism.defenses.quantization import Cast, Quantize
 
 DEFENSES: dict[str, type[Defense]] = {
     "prune": Prune,
+    "clip": Clip,
+    "quantize": Quantize,
+    "cast": Cast,
     "gaussian-noise": GaussianNoise,
     "laplace-noise": LaplaceNoise,
+    "dp-sgd": DpSgd,
 }
 
-__all__ = ["DEFENSES", "Chain", "Context", "Defense", "GaussianNoise", "LaplaceNoise", "Prune", "chain"]
+__all__ = [
+    "DEFENSES",
+    "Cast",
+    "Chain",
+    "Clip",
+    "Context",
+    "Defense",
+    "DpSgd",
+    "GaussianNoise",
+    "LaplaceNoise",
+    "Prune",
+    "Quantize",
+    "chain",
+]

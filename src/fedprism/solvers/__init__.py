@@ -1,5 +1,6 @@
 """The mathematics: plain functions on tensors that import nothing of fedprism. Numerical failure is a status."""
 
+from .denoising import nonlocal_means
 from .dense import (
     DenseInversion,
     DenseStatus,
@@ -11,33 +12,56 @@ from .dense import (
     numerical_rank,
     solve_output_layer,
 )
+from .exact_batch import Behind, ExactBatch, ExactStatus, exact_batch
+from .features import FeatureInversion, InvertedFeatures, feature_cosine, feature_error, invert_features
+from .ica import StudentICA, Unmixing, UnmixStatus, unmix
 from .labels import LabelRecovery, LabelStatus, label_counts, unique_labels
 from .matching import LBFGS, Adam, Matching, MatchingStatus, cosine, match_gradients, squared_error
+from .mixture import Mixture, reduce_mixture
 from .priors import Orthogonality, TotalVariation, orthogonality, total_variation
+from .published import CocktailObjective, embedding_objective
 
 __all__ = [
     "LBFGS",
     "Adam",
+    "Behind",
+    "CocktailObjective",
     "DenseInversion",
     "DenseStatus",
+    "ExactBatch",
+    "ExactStatus",
+    "FeatureInversion",
+    "InvertedFeatures",
     "LabelRecovery",
     "LabelStatus",
     "Matching",
     "MatchingStatus",
+    "Mixture",
     "Orthogonality",
     "OutputLayerSolution",
+    "StudentICA",
     "TotalVariation",
+    "UnmixStatus",
+    "Unmixing",
     "agreeing_rows",
     "back_substitute",
     "cosine",
+    "embedding_objective",
+    "exact_batch",
+    "feature_cosine",
+    "feature_error",
     "invert_dense",
+    "invert_features",
     "invert_single",
     "label_counts",
     "match_gradients",
+    "nonlocal_means",
     "numerical_rank",
     "orthogonality",
+    "reduce_mixture",
     "solve_output_layer",
     "squared_error",
     "total_variation",
     "unique_labels",
+    "unmix",
 ]

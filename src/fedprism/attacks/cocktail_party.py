@@ -1,0 +1,238 @@
+"""Separates a whole batch, or the sum of several clients' batches, from the gradient of one dense layer.
+
+Kariyappa et al., "Cocktail Party Attack: Breaking Aggregation-Based Privacy in Federated Learning using Independent
+Component Analysis", ICML 2023.
+
+Differs from the paper in: images are separated by their derivatives, embeddings by their zeros (`solvers.unmix`); scale
+and sign come from the bias gradient; and where the layer has more units than the batch has samples and a ReLU behind
+it, the batch comes out exactly, with a certificate (`solvers.exact_batch`). The published objective is one option.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedprism import losses, progress
+from fedprism.attacks.base import Attack, only_round
+from fedprism.attacks.forward import FORWARD_USES, forward_model, input_box
+from fedprism.attacks.splitting import features_before, network_behind
+from fedprism.attacks.structure import DenseLayer, Trace, trace
+from fedprism.errors import BadInput, NotApplicable
+from fedprism.solvers.denoising import nonlocal_means
+from fedprism.solvers.exact_batch import Behind, ExactBatch, exact_batch
+from fedprism.solvers.features import FeatureInversion, invert_features
+from fedprism.solvers.ica import StudentICA, unmix
+from fedprism.solvers.matching import cosine
+from fedprism.solvers.published import CocktailObjective
+from fedprism.types import Ambiguity, Observation, Reconstruction, Round
+
+VISIBLE = 0.01
+"""Noise below this share of an image's contrast is left alone."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class CocktailParty(Attack):
+    """Blind separation of a dense layer's inputs; behind convolutions, inversion of the features found.
+
+    objective: how the batch is separated. exact: go on to the exact stage where it applies. bias_scale: take scale and
+    sign from the bias gradient; without it they stay open. denoise: take what the gradient's noise leaves in images
+    out of them. inversion, images: how features are turned into images, and
+    of how many samples (all unless said). matching: weight of an additional gradient-matching term in that.
+    """
+
+    objective: StudentICA | CocktailObjective = StudentICA()  # noqa: RUF009 (frozen)
+    exact: bool = True
+    bias_scale: bool = True
+    denoise: bool = True
+    inversion: FeatureInversion = FeatureInversion()  # noqa: RUF009 (frozen)
+    images: int | None = None
+    matching: float = 0.0
+
+    citation: ClassVar[str] = "Kariyappa et al. 2023 (Cocktail Party Attack)"
+
+    def __post_init__(self) -> None:
+        if self.matching < 0 or (self.images is not None and self.images < 0):
+            raise BadInput(
+                f"expected matching and images of at least 0, found {self.matching} and {self.images}; "
+                "change the one that is out of range."
+            )
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"model", "input_shape"})
+
+    @property
+    def uses(self) -> frozenset[str]:
+        return frozenset({"batch_size", "loss", "bounds", "normalization"}) | FORWARD_USES
+
+    def run(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
+        seen = only_round(self, observation.rounds)
+        network = trace(observation)
+        layer = network.fed_by_input() or next((part for part in network.layers if part.inputs.dim() == 2), None)
+        if layer is None or layer.weight not in seen.update:
+            raise NotApplicable(
+                "cocktail-party expects a dense layer and its gradient, found none in this model and update; "
+                "use gradient-matching instead."
+            )
+        found = self._separate(observation, seen, network, layer)
+        shape = observation.knowledge.input_shape or ()
+        inputs: Tensor | None = None
+        features, cosines = None, None
+        if layer is network.fed_by_input():
+            inputs = found.samples.view(-1, *shape)
+            inputs = _denoised(inputs, found.noise) if self.denoise else inputs
+        else:
+            features = found.samples
+            inputs, cosines = self._invert(observation, seen, layer, found, rng)
+        ambiguity: frozenset[Ambiguity] = frozenset({"order"} if found.scaled else {"order", "sign", "scale"})
+        return Reconstruction(
+            inputs=inputs,
+            labels=found.labels,
+            features=features,
+            ambiguity=ambiguity if features is None else frozenset({"order"}),
+            status=found.status,
+            diagnostics={
+                "layer": layer.weight,
+                "batch_size": len(found.samples),
+                "rank": found.rank,
+                "exact": found.exact,
+                "confirmed": found.confirmed,
+                "certificate": found.certificate,
+                "feature_cosines": cosines,
+            },
+        )
+
+    def _separate(self, observation: Observation, seen: Round, network: Trace, layer: DenseLayer) -> _Found:
+        """The layer's inputs, one row a sample."""
+        sign = -1.0 if seen.kind == "delta" else 1.0
+        weight_grad = sign * seen.update[layer.weight]
+        with_bias = self.bias_scale and layer.bias is not None and layer.bias in seen.update
+        bias_grad = sign * seen.update[layer.bias or ""] if with_bias else None
+        size = observation.knowledge.batch_size
+        components = size if isinstance(size, int) else None
+        shape = observation.knowledge.input_shape
+        image_shape = shape if layer is network.fed_by_input() else None
+        if not self.exact or observation.knowledge.loss is None:
+            separated = unmix(
+                weight_grad,
+                bias_grad,
+                components=components,
+                image_shape=image_shape,
+                objective=self.objective,
+                progress=progress.report,
+            )
+            return _Found(separated.sources, None, separated.scaled, separated.rank, separated.status, separated.noise)
+        batch = exact_batch(
+            weight_grad,
+            bias_grad,
+            _behind(observation, seen, network, layer),
+            components=components,
+            image_shape=image_shape,
+            objective=self.objective,
+            progress=progress.report,
+        )
+        return _as_found(batch, components)
+
+    def _invert(
+        self, observation: Observation, seen: Round, layer: DenseLayer, found: _Found, rng: torch.Generator
+    ) -> tuple[Tensor | None, list[float] | None]:
+        """Images whose features before the layer are the ones found."""
+        target = found.samples if found.scaled else found.samples.abs()
+        target = target[: self.images]
+        if not len(target):
+            return None, None
+        start = torch.randn(len(target), *(observation.knowledge.input_shape or ()), generator=rng).to(target)
+        extra = None
+        if self.matching and found.labels is not None and len(target) == len(found.samples):
+            forward, labels = forward_model(observation, seen, unroll=False), found.labels
+
+            def extra(inputs: Tensor) -> Tensor:
+                return self.matching * cosine(forward(inputs, labels), forward.target)
+
+        inverted = invert_features(
+            features_before(observation, seen, layer),
+            target,
+            start,
+            box=input_box(observation),
+            settings=self.inversion,
+            extra=extra,
+            progress=progress.report,
+        )
+        return inverted.inputs, inverted.cosines.tolist()
+
+
+def cocktail_party() -> CocktailParty:
+    """Blind separation of a batch from a dense layer, exactly where possible."""
+    return CocktailParty()
+
+
+class _Found(NamedTuple):
+    samples: Tensor
+    labels: Tensor | None
+    scaled: bool
+    rank: int
+    status: str
+    noise: Tensor
+    exact: bool = False
+    confirmed: int | None = None
+    certificate: float | None = None
+
+
+def _as_found(batch: ExactBatch, components: int | None) -> _Found:
+    """An exact batch with repeated samples as often as they count; anything else as it is."""
+    samples, labels, noise = batch.inputs, batch.labels, batch.noise
+    if batch.exact and batch.times is not None and labels is not None and int(batch.times.sum()) == components:
+        samples, labels = samples.repeat_interleave(batch.times, dim=0), labels.repeat_interleave(batch.times)
+        noise = noise.repeat_interleave(batch.times)
+    return _Found(
+        samples,
+        labels,
+        batch.separation.scaled,
+        batch.separation.rank,
+        batch.status,
+        noise,
+        batch.exact,
+        int(batch.confirmed.sum()),
+        batch.residual,
+    )
+
+
+def _denoised(images: Tensor, noise: Tensor) -> Tensor:
+    """Images less the noise that is known to be in them, where it can be seen at all."""
+    visible = noise.to(images) > VISIBLE * images.flatten(1).std(1)
+    if images.dim() != 4 or min(images.shape[2:]) < 2 or not bool(visible.any()):
+        return images
+    return torch.where(visible.view(-1, 1, 1, 1), nonlocal_means(images, noise.to(images)), images)
+
+
+def _behind(observation: Observation, seen: Round, network: Trace, layer: DenseLayer) -> Behind:
+    """The network behind the layer. For several local steps: halfway, with what they changed."""
+    params, change = dict(seen.params), None
+    if seen.kind == "delta" and not _one_step(observation, seen):
+        scale = 0.5 / seen.clients if seen.reduction == "sum" else 0.5
+        params = {name: tensor + scale * seen.update[name] for name, tensor in params.items() if name in seen.update}
+        params = {**seen.params, **params}
+        change = 2 * scale
+    weight, bias = layer.weight, layer.bias or ""
+    return Behind(
+        network=network_behind(observation, seen, layer, network, params),
+        loss=losses.resolve(observation.knowledge.loss or "cross_entropy"),
+        weight=params[weight],
+        bias=params[bias] if bias in params else params[weight].new_zeros(len(params[weight])),
+        weight_change=None if change is None else change * seen.update[weight],
+        bias_change=None if change is None or bias not in seen.update else change * seen.update[bias],
+    )
+
+
+def _one_step(observation: Observation, seen: Round) -> bool:
+    """Whether a delta is known to be a single step on the whole batch."""
+    knowledge, size = observation.knowledge, observation.knowledge.batch_size
+    return (
+        knowledge.local_epochs == 1
+        and isinstance(size, int)
+        and (knowledge.local_batch_size or 0) * seen.clients >= size
+    )

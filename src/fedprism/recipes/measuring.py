@@ -1,0 +1,212 @@
+"""Plays one cell of a table: draws batches, lets clients answer, runs every method on the same answers, and scores."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+import fedprism as fp
+from fedprism import devices
+from fedprism.attacks import Attack
+from fedprism.client import Protocol
+from fedprism.defenses import Defense
+from fedprism.errors import BadInput
+from fedprism.metrics import LpipsUnavailable, lpips, psnr
+from fedprism.randomness import generator
+from fedprism.recipes.base import Announce, Entry, Outcome, Settings
+from fedprism.recipes.victims import Victim
+
+LPIPS, PSNR, FAITHFUL = "LPIPS", "PSNR", "over 40 dB"
+COSINE, MEDIAN_COSINE, CLOSE = "cosine", "median cosine", "over 0.9"
+FAITHFUL_PSNR, CLOSE_COSINE = 40.0, 0.9
+BINS = 20
+SHOWN_IMAGES = 8
+OUT_OF_MEMORY = "out of memory"
+NOT_APPLICABLE = "does not apply"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """What is attacked: `batches` batches of `size` images of a victim, and what its clients do with them."""
+
+    victim: Victim
+    size: int
+    batches: int
+    protocol: Protocol = dataclasses.field(default_factory=fp.FedSGD)
+    defense: Defense = dataclasses.field(default_factory=fp.chain)
+
+    def observe(self, number: int, settings: Settings) -> tuple[fp.Observation, fp.Truth]:
+        """What the server sees of batch `number`: one client's answer, or the sum where one client cannot hold it."""
+        rng = generator(settings.seed, "batch", self.victim.name, self.size, number)
+        clients = self.victim.clients(self.victim.draw(self.size, rng))
+        scenario = fp.Scenario(
+            model=self.victim.model,
+            clients=clients,
+            protocol=self.protocol,
+            defense=self.defense,
+            normalization=self.victim.normalization,
+        )
+        threat = fp.threats.honest_but_curious if len(clients) == 1 else fp.threats.secure_aggregation
+        return fp.simulate(scenario, threat, seed=settings.seed + number, device=settings.device)
+
+
+class _Run(NamedTuple):
+    values: dict[str, float]
+    seconds: float
+    status: str
+    pictures: tuple[Tensor, Tensor] | None
+    cosines: Tensor | None
+    """(samples,) between true and recovered features, where the attack recovers features"""
+
+
+class Played(NamedTuple):
+    entries: dict[str, Entry]
+    notes: tuple[str, ...]
+    """Why a method has no numbers."""
+
+
+def play(cell: Cell, methods: Mapping[str, Attack], settings: Settings, announce: Announce, title: str) -> Played:
+    """What each method makes of the cell. A method that runs out of memory or does not apply is left at that word."""
+    runs: dict[str, list[_Run]] = {name: [] for name in methods}
+    failed: dict[str, str] = {}
+    notes: list[str] = []
+    if not settings.quick:
+        blank = torch.zeros(1, 3, 64, 64)
+        _lpips(blank, blank, settings)  # it is missed before hours of computation, not after them
+    for number in range(cell.batches):
+        announce(f"{title}, batch {number + 1} of {cell.batches}: clients")
+        observation, truth = cell.observe(number, settings)
+        for name, attack in methods.items():
+            if name in failed:
+                continue
+            announce(f"{title}, batch {number + 1} of {cell.batches}: {name}")
+            try:
+                runs[name].append(_run(cell.victim, attack, observation, truth, settings))
+            except (torch.OutOfMemoryError, MemoryError):
+                failed[name] = OUT_OF_MEMORY
+            except fp.NotApplicable as reason:
+                failed[name] = NOT_APPLICABLE
+                notes.append(f"{title}, {name}: {reason}")
+    entries: dict[str, Entry] = {
+        name: failed.get(name) or _outcome(attack, runs[name]) for name, attack in methods.items()
+    }
+    return Played(entries, tuple(notes))
+
+
+def _run(victim: Victim, attack: Attack, observation: fp.Observation, truth: fp.Truth, settings: Settings) -> _Run:
+    start = time.perf_counter()
+    found = fp.run(attack, observation, seed=settings.seed, device=settings.device)
+    seconds = time.perf_counter() - start  # the result lies on the CPU: a GPU has been waited for
+    values: dict[str, float] = {}
+    cosines = None
+    if found.features is not None:
+        cosines, owners = match_features(found.features, victim.embed(truth.inputs, settings.device))
+        values = {
+            COSINE: float(cosines.mean()),
+            MEDIAN_COSINE: float(cosines.median()),
+            CLOSE: float((cosines > CLOSE_COSINE).double().mean()),
+        }
+        found, truth = _ordered_by_features(found, truth, owners)
+    scores, pictures = score_images(found, truth, settings)
+    return _Run(values | scores, seconds, str(found.status), pictures, cosines)
+
+
+def _outcome(attack: Attack, runs: list[_Run]) -> Outcome:
+    metrics = dict.fromkeys(metric for run in runs for metric in run.values)
+    cosines = [run.cosines for run in runs if run.cosines is not None]
+    return Outcome(
+        values={metric: tuple(run.values[metric] for run in runs) for metric in metrics},
+        seconds=tuple(run.seconds for run in runs),
+        statuses=tuple(run.status for run in runs),
+        settings=repr(attack),
+        details={"cosines from 0 to 1": histogram(torch.cat(cosines)).tolist()} if cosines else {},
+        pictures=runs[0].pictures if runs else None,
+    )
+
+
+def score_images(
+    found: fp.Reconstruction, truth: fp.Truth, settings: Settings
+) -> tuple[dict[str, float], tuple[Tensor, Tensor] | None]:
+    """Means over the private images and the first few of them beside what came back.
+
+    LPIPS and PSNR are over the images that were given an answer; `over 40 dB` is out of all of them.
+    """
+    if found.inputs is None or not len(found.inputs):
+        return {}, None
+    matched = fp.match(found, truth)
+    answered = torch.tensor([row is not None for row in matched.rows])
+    ours, theirs = matched.found[answered], matched.truth[answered]
+    decibels = psnr(ours, theirs)
+    values = {
+        PSNR: float(decibels.mean()),
+        FAITHFUL: float((decibels > FAITHFUL_PSNR).sum()) / len(answered),
+        "answered": float(answered.float().mean()),
+    }
+    distance = _lpips(ours, theirs, settings)
+    if distance is not None:
+        values[LPIPS] = distance
+    return values, (matched.truth[:SHOWN_IMAGES], matched.found[:SHOWN_IMAGES])
+
+
+def _lpips(found: Tensor, truth: Tensor, settings: Settings) -> float | None:
+    """Mean LPIPS (VGG), on the device; None in a quick run for which its network is not to be had."""
+    folder = None if settings.data_dir is None else Path(settings.data_dir, "weights")
+    place = devices.pick(settings.device)
+    try:
+        values = lpips(found.float().to(place), truth.float().to(place), net="vgg", weights_dir=folder)
+    except LpipsUnavailable as reason:
+        if not settings.quick:
+            raise BadInput(str(reason)) from reason
+        return None
+    return float(values.mean())
+
+
+def match_features(found: Tensor, truth: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """The cosine of each true embedding to the recovered one it is assigned, whatever its sign, and whose that is.
+
+    found (recovered, features), truth (samples, features). A sample that is left without a partner has cosine 0. The
+    second answer names, for each recovered row, its sample, or -1.
+    """
+    ours, theirs = (torch.nn.functional.normalize(x.double().flatten(1), dim=1) for x in (found, truth))
+    similarity = (ours @ theirs.T).abs()
+    rows, samples = linear_sum_assignment(similarity.numpy(), maximize=True)
+    cosines = torch.zeros(len(truth), dtype=torch.float64)
+    cosines[samples] = similarity[rows, samples]
+    owner = dict(zip(rows.tolist(), samples.tolist(), strict=True))
+    return cosines, tuple(owner.get(row, -1) for row in range(len(found)))
+
+
+def histogram(cosines: Tensor) -> Tensor:
+    """How many lie in each of equal steps from 0 to 1."""
+    return torch.histc(cosines.clamp(0, 1), bins=BINS, min=0.0, max=1.0).long()
+
+
+def _ordered_by_features(
+    found: fp.Reconstruction, truth: fp.Truth, owners: tuple[int, ...]
+) -> tuple[fp.Reconstruction, fp.Truth]:
+    """The images, rendered from the first of the recovered features, and the samples these belong to, in one order.
+
+    Sixteen images would find flattering partners among a thousand samples by their pixels; by their features each has
+    one.
+    """
+    if found.inputs is None:
+        return found, truth
+    pairs = sorted((owner, image) for image, owner in enumerate(owners[: len(found.inputs)]) if owner >= 0)
+    samples, images = [sample for sample, _ in pairs], [image for _, image in pairs]
+    return (
+        dataclasses.replace(found, inputs=found.inputs[images], labels=None, ambiguity=found.ambiguity - {"order"}),
+        dataclasses.replace(
+            truth,
+            inputs=truth.inputs[samples],
+            labels=truth.labels[samples],
+            owners=tuple(truth.owners[sample] for sample in samples) if truth.owners else truth.owners,
+        ),
+    )

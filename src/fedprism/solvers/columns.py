@@ -1,0 +1,198 @@
+"""One sample's column of the mixing, found by what is known about its entries; wrong beliefs are outvoted.
+
+A column of A lies in the span of L (h, n) and its entry at unit j is D_j v_j: zero where the unit is silent (D_j = 0),
+the signal that the network sends back where it is not. Which units are silent is known from an estimate of the sample,
+up to a few mistakes near the threshold. Least absolute deviations ignore mistakes that are sparse; they are computed by
+iteratively reweighted least squares, for many samples at once.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+REWEIGHTINGS = 16
+SPARE_UNITS = 12
+"""How many units beyond the unknowns must be left to tell a fit from a coincidence."""
+SURE = 0.3
+"""Units at least this far from their threshold, in standard deviations, are hardly ever misjudged."""
+EXACT_FIT = 1e-3
+SEPARATE = 1e-3
+"""A second column must be at least this large (the share of its squared length) at the units that fit."""
+FITS = 0.01
+"""Misfits smaller than this share of a column's mean entry are no mistakes."""
+MOST_NUMBERS = 2**26
+"""Size of the largest temporary: samples are treated in groups that fit."""
+
+
+class Columns(NamedTuple):
+    columns: Tensor
+    """(samples, n) in the coordinates of L, of unit length"""
+    residuals: Tensor
+    """(samples,) the middle misfit among the redundant units, relative to the column's mean entry; inf: no redundancy.
+
+    A fit with as many unknowns as units misfits nowhere: only units beyond the unknowns are evidence."""
+
+
+def silent_columns(basis: Tensor, weights: Tensor, start: Tensor) -> Columns:
+    """Columns that vanish at the silent units: min sum_j w_j |L_j q|, q normalised along `start` (samples, n).
+
+    weights (samples, h): how surely a unit is silent; 0 where it is not. Needs no knowledge of the network behind the
+    layer, of its loss or of labels, and holds for sums over several steps; but it needs more silent units than samples.
+    """
+    units, size = basis.shape
+    found, residuals = start.clone(), start.new_full((len(start),), torch.inf)
+    # A unit that no sample reaches is no evidence.
+    lengths = basis.norm(dim=1)
+    weights = torch.where(lengths > 1e-6 * lengths.max(), weights, 0)
+    # Most often no unit far from its threshold is misjudged: then those alone give the column, and cheaply.
+    sure = torch.where(weights > SURE, weights, 0)
+    for trusted, reweightings, expected in ((sure, 2, EXACT_FIT), (weights, REWEIGHTINGS, torch.inf)):
+        todo = (residuals.isinf() & ((trusted > 0).sum(1) >= size + SPARE_UNITS)).nonzero().flatten()
+        for group in _groups(todo, units * size):
+            columns, misfits = _silent(basis, trusted[group], start[group], reweightings)
+            residual = _redundant_misfit(misfits, trusted[group] > 0, size)
+            fits = (residual < expected) & _is_only(basis, (trusted[group] > 0) & (misfits < FITS), columns)
+            found[group[fits]], residuals[group[fits]] = columns[fits], residual[fits]
+    return Columns(found / found.norm(dim=1, keepdim=True), residuals)
+
+
+def _silent(basis: Tensor, weights: Tensor, start: Tensor, reweightings: int) -> tuple[Tensor, Tensor]:
+    """Columns, by inverse iteration from `start`, and the size of their entries relative to the mean."""
+    reweighted = weights
+    for iteration in range(reweightings):
+        columns = _solve(basis.T @ (reweighted.unsqueeze(2) * basis), start)
+        columns = columns / columns.norm(dim=1, keepdim=True)
+        entries = (columns @ basis.T).abs()
+        floor = _smallest_misfit(iteration) * entries.mean(1, keepdim=True)
+        reweighted = weights / torch.maximum(entries, floor)
+    return columns, entries / entries.mean(1, keepdim=True)
+
+
+def _is_only(basis: Tensor, fitting: Tensor, columns: Tensor) -> Tensor:
+    """Whether no other column vanishes at the fitting units (samples, h) as well.
+
+    Samples that are much alike leave the same units silent; any blend of their columns vanishes there. It shows in the
+    second-smallest eigenvalue of the units' Gram matrix, here by inverse iteration with two vectors.
+    """
+    gram = basis.T @ (fitting.to(basis).unsqueeze(2) * basis)
+    other = torch.randn(columns.shape, generator=torch.Generator().manual_seed(0), dtype=columns.dtype)
+    vectors = torch.stack([columns, other.to(columns.device)], dim=2)
+    for _ in range(3):
+        vectors = torch.linalg.qr(_solve(gram, vectors)).Q
+    ritz = torch.linalg.eigvalsh(vectors.transpose(1, 2) @ gram @ vectors)[:, -1]
+    enough: Tensor = fitting.sum(1) >= basis.shape[1] + SPARE_UNITS
+    return enough & (ritz > SEPARATE) if basis.shape[1] > 1 else enough
+
+
+def signal_columns(basis: Tensor, complement: Tensor, weights: Tensor, signals: Tensor, directions: Tensor) -> Columns:
+    """Columns that equal a signal: min sum_j w_j |L_j q - (v + B t)_j|, over q and t.
+
+    signals v (samples, h) and directions B (samples, h, m), both zero at silent units; t are corrections to v that are
+    worth a little, so that they are used where they help. complement (h, h - n): the directions L does not span.
+    """
+    units, size = basis.shape
+    free = size + directions.shape[2]
+    found, residuals = signals @ basis, signals.new_full((len(signals),), torch.inf)
+    if units >= free + SPARE_UNITS:
+        solve = _primal if free <= complement.shape[1] else _dual
+        for group in _groups(torch.arange(len(signals), device=signals.device), units * min(free, units - size)):
+            length = signals[group].norm(dim=1).clamp(min=torch.finfo(signals.dtype).tiny)
+            scale = units**0.5 / length
+            scaled = signals[group] * scale.unsqueeze(1), directions[group] * scale.view(-1, 1, 1)
+            columns, misfits = solve(basis, complement, weights[group], *scaled)
+            columns, misfits = _without_mistakes(basis, columns, misfits, *scaled)
+            found[group] = columns
+            entries = (columns @ basis.T).abs().mean(1, keepdim=True)
+            everywhere = torch.ones_like(misfits, dtype=torch.bool)
+            residuals[group] = _redundant_misfit(misfits.abs() / entries, everywhere, free)
+    return Columns(found / found.norm(dim=1, keepdim=True).clamp(min=torch.finfo(found.dtype).tiny), residuals)
+
+
+def _without_mistakes(
+    basis: Tensor, columns: Tensor, misfits: Tensor, signals: Tensor, directions: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Plain least squares over the units that fit, where these are enough: the others have no pull left."""
+    units, size = basis.shape
+    fitting = misfits.abs() < FITS * (columns @ basis.T).abs().mean(1, keepdim=True)
+    enough = fitting.sum(1) >= size + directions.shape[2] + SPARE_UNITS
+    matrix = torch.cat([basis.expand(len(signals), units, size), -directions], dim=2)
+    chosen = matrix * fitting.unsqueeze(2)
+    solution = _solve(chosen.transpose(1, 2) @ matrix, (chosen * signals.unsqueeze(2)).sum(1))
+    refined = (matrix @ solution.unsqueeze(2)).squeeze(2) - signals
+    columns = torch.where(enough.unsqueeze(1), solution[:, :size], columns)
+    return columns, torch.where(enough.unsqueeze(1), refined, misfits)
+
+
+CORRECTION_COST = 0.25
+"""What corrections t of unit size cost, in units of a misfit of one entry."""
+
+
+def _primal(
+    basis: Tensor, complement: Tensor, weights: Tensor, signals: Tensor, directions: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Normal equations in (q, t): cheap while they are fewer than the dimensions outside the span."""
+    units, size = basis.shape
+    matrix = torch.cat([basis.expand(len(signals), units, size), -directions], dim=2)
+    cost = torch.zeros(matrix.shape[2], dtype=basis.dtype, device=basis.device)
+    cost[size:] = CORRECTION_COST
+    reweighted = weights
+    for iteration in range(REWEIGHTINGS):
+        weighted = matrix * reweighted.unsqueeze(2)
+        right = (weighted * signals.unsqueeze(2)).sum(1)
+        solution = _solve(weighted.transpose(1, 2) @ matrix + torch.diag(cost), right)
+        misfits = (matrix @ solution.unsqueeze(2)).squeeze(2) - signals
+        reweighted = weights / misfits.abs().clamp(min=_smallest_misfit(iteration))
+    return solution[:, :size], misfits
+
+
+def _dual(
+    basis: Tensor, complement: Tensor, weights: Tensor, signals: Tensor, directions: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The smallest (misfits f, corrections t) for which v + B t + f lies in the span of L.
+
+    The same answer as `_primal` from as many equations as there are dimensions outside the span.
+    """
+    outside = complement.T @ directions
+    right = -(signals @ complement)
+    cheap = outside @ outside.transpose(1, 2) / CORRECTION_COST
+    inverse_weights = 1 / weights
+    for iteration in range(REWEIGHTINGS):
+        multipliers = _solve(complement.T @ (inverse_weights.unsqueeze(2) * complement) + cheap, right)
+        misfits = inverse_weights * (multipliers @ complement.T)
+        corrections = (outside.transpose(1, 2) @ multipliers.unsqueeze(2)).squeeze(2) / CORRECTION_COST
+        inverse_weights = misfits.abs().clamp(min=_smallest_misfit(iteration)) / weights
+    inside = signals + (directions @ corrections.unsqueeze(2)).squeeze(2) + misfits
+    return inside @ basis, misfits
+
+
+def _smallest_misfit(iteration: int) -> float:
+    """Below this all misfits count the same; coarse at first, so that the order of mistakes can still change."""
+    return 1e-3 if iteration < 5 else 1e-4
+
+
+def _solve(matrices: Tensor, right: Tensor) -> Tensor:
+    """Solutions, shaped like `right`, of symmetric positive systems (samples, k, k), slightly damped."""
+    largest = matrices.diagonal(dim1=1, dim2=2).amax(1).clamp(min=torch.finfo(matrices.dtype).tiny)
+    identity = torch.eye(matrices.shape[1], dtype=matrices.dtype, device=matrices.device)
+    for damping in (1e-13, 1e-9, 1e-5):
+        factors, failed = torch.linalg.cholesky_ex(matrices + (damping * largest).view(-1, 1, 1) * identity)
+        if not bool(failed.any()):
+            break
+    solved = torch.cholesky_solve(right if right.dim() == 3 else right.unsqueeze(2), factors)
+    return solved.view_as(right).nan_to_num()
+
+
+def _redundant_misfit(misfits: Tensor, counted: Tensor, unknowns: int) -> Tensor:
+    """The median of the counted misfits (samples, h) after leaving out the `unknowns` smallest ones."""
+    ordered = torch.where(counted, misfits, torch.inf).sort(dim=1).values
+    middle = unknowns + (counted.sum(1) - unknowns) // 2
+    return ordered.gather(1, middle.clamp(max=misfits.shape[1] - 1).unsqueeze(1)).squeeze(1)
+
+
+def _groups(indices: Tensor, numbers_each: int) -> tuple[Tensor, ...]:
+    if not len(indices):
+        return ()
+    return torch.split(indices, max(1, MOST_NUMBERS // max(1, numbers_each)))

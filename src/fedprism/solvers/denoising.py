@@ -1,0 +1,34 @@
+"""Removes white noise of known strength from images, by averaging places whose surroundings look alike.
+
+Buades, Coll, Morel, "A Non-Local Algorithm for Image Denoising", CVPR 2005.
+
+Differs from the paper in: the noise's own contribution is subtracted from the distance of two patches.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import avg_pool2d, pad
+
+REACH = 7
+"""How far away, in pixels, look-alikes are searched."""
+STRENGTH = 0.6
+"""Distance of patches, in standard deviations of the noise, at which a look-alike's weight has fallen to 1/e."""
+
+
+def nonlocal_means(images: Tensor, noise: Tensor) -> Tensor:
+    """Images (n, channels, height, width) less white noise of standard deviation `noise` (n,)."""
+    height, width = images.shape[2:]
+    variance = noise.square().clamp(min=torch.finfo(images.dtype).tiny).view(-1, 1, 1, 1)
+    reach = min(REACH, height - 1, width - 1)
+    padded = pad(images, (reach,) * 4, mode="reflect")
+    total, weights = torch.zeros_like(images), images.new_zeros(len(images), 1, height, width)
+    for down in range(2 * reach + 1):
+        for across in range(2 * reach + 1):
+            other = padded[:, :, down : down + height, across : across + width]
+            apart = (images - other).square().mean(1, keepdim=True)
+            apart = avg_pool2d(pad(apart, (1,) * 4, mode="replicate"), 3, stride=1)  # over patches of 3 x 3
+            weight = torch.exp(-(apart - 2 * variance).clamp(min=0) / (STRENGTH**2 * variance))
+            total, weights = total + weight * other, weights + weight
+    return total / weights

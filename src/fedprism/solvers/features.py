@@ -1,0 +1,180 @@
+"""Feature inversion: images whose features, somewhere inside a network, are the given ones.
+
+The last stage of Kariyappa et al., "Cocktail Party Attack", ICML 2023: once the embeddings of a batch are known, each
+image is found by itself. Minimised for each image x with features z, by Adam with a rate that falls along a cosine:
+
+    distance(f(x), z) + total_variation * (mean |horizontal| + mean |vertical difference| of x)
+
+Differs from the paper in: each image's best iterate by its own objective is returned, not the last one; the objectives
+of images are added, not averaged, so that an image's answer does not depend on its neighbours; fewer iterations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from .matching import Progress
+
+FeatureDistance: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""(features (n, f), target (n, f)) -> (n,), zero where they agree."""
+
+
+class FeatureStatus(StrEnum):
+    ITERATIONS = "stopped at the iteration limit; each image's best iterate is returned"
+    PARTIAL = "some images had no usable features or no finite objective and are not to be trusted"
+    UNUSABLE = "no image had usable features and a finite objective; none is to be trusted"
+
+
+class InvertedFeatures(NamedTuple):
+    inputs: Tensor
+    """(n, *input_shape)"""
+    cosines: Tensor
+    """(n,) between each returned image's features and its target; 0 where the target is zero or not finite."""
+    objective: Tensor
+    """(n,) of the returned images; infinite where it was never finite."""
+    status: FeatureStatus
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureInversion:
+    """How features are inverted. `microbatch` images are on the device's graph at a time."""
+
+    iterations: int = 4000
+    lr: float = 0.1
+    total_variation: float = 0.1
+    microbatch: int = 16
+
+
+def feature_cosine(features: Tensor, target: Tensor) -> Tensor:
+    """One minus the cosine of each row's angle to its target: for embeddings known up to a positive scale."""
+    return 1 - _cosines(features, target)
+
+
+def feature_error(features: Tensor, target: Tensor) -> Tensor:
+    """Squared distance of each row from its target, relative to the target's size: for embeddings known exactly."""
+    return (features - target).square().sum(1) / target.square().sum(1)
+
+
+def invert_features(
+    features_of: Callable[[Tensor], Tensor],
+    target: Tensor,
+    start: Tensor,
+    *,
+    box: tuple[Tensor, Tensor] | None = None,
+    settings: FeatureInversion = FeatureInversion(),  # noqa: B008 (frozen)
+    distance: FeatureDistance = feature_cosine,
+    extra: Callable[[Tensor], Tensor] | None = None,
+    progress: Progress | None = None,
+) -> InvertedFeatures:
+    """Find inputs, from start (n, *input_shape), whose features_of are target (n, features).
+
+    features_of must be differentiable and treat each image by itself (no batch statistics, no dropout); parameters
+    inside it are left without gradients. `box` (low, high), broadcastable to the inputs: every iterate lies in it.
+    `extra` is a further objective of the whole batch, such as gradient matching, added to each image's own: then all
+    images are on the graph at once, and the iterate returned is the best of the batch.
+    """
+    if len(target) != len(start):
+        raise ValueError(f"expected one target an image, found {len(target)} for {len(start)}; give equally many.")
+    target = target.detach().to(start).flatten(1)
+    size = target.square().sum(1)
+    usable = size.isfinite() & (size > 0)
+    # A stand-in keeps the others' gradients finite; without features an image has only `extra` to go by.
+    target = torch.where(usable.unsqueeze(1), target, torch.ones_like(target))
+    bounds = [] if box is None else [bound.to(start).expand_as(start) for bound in box]
+    found = start.detach().clamp(*bounds) if bounds else start.detach().clone()
+    objective, cosines = start.new_full((len(start),), torch.inf), start.new_zeros(len(start))
+    step = max(1, len(start) if extra is not None else settings.microbatch)
+    parts = [slice(first, first + step) for first in range(0, len(start), step)]
+    for number, part in enumerate(parts):
+        part_bounds = tuple(bound[part] for bound in bounds)
+        problem = _Problem(features_of, target[part], usable[part], part_bounds, distance, extra)
+        found[part], objective[part] = _invert(problem, found[part], settings, _share(progress, number, len(parts)))
+        with torch.no_grad():
+            cosines[part] = _cosines(features_of(found[part]).flatten(1), target[part]) * usable[part]
+    solved = objective.isfinite()
+    status = FeatureStatus.ITERATIONS if bool((solved & usable).all()) else FeatureStatus.PARTIAL
+    status = status if bool((solved & usable).any()) or not len(start) else FeatureStatus.UNUSABLE
+    return InvertedFeatures(found, cosines, objective, status)
+
+
+class _Problem(NamedTuple):
+    features_of: Callable[[Tensor], Tensor]
+    target: Tensor
+    usable: Tensor
+    bounds: tuple[Tensor, ...]
+    """Low and high, or nothing."""
+    distance: FeatureDistance
+    extra: Callable[[Tensor], Tensor] | None
+
+
+def _invert(problem: _Problem, start: Tensor, settings: FeatureInversion, progress: Progress) -> tuple[Tensor, Tensor]:
+    """The best iterate of each image and its objective; the start, and infinity, where that was never finite."""
+    inputs = start.clone().requires_grad_()
+    adam = torch.optim.Adam([inputs], lr=settings.lr)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, settings.iterations)
+    best, lowest = start, start.new_full((len(start),), torch.inf)
+    for iteration in range(settings.iterations + 1):
+        values = _objective(problem, inputs, settings.total_variation)
+        best, lowest = _better(values.detach(), inputs.detach(), lowest, best, together=problem.extra is not None)
+        if iteration == settings.iterations:
+            break
+        (inputs.grad,) = torch.autograd.grad(values.sum(), [inputs])
+        adam.step()
+        schedule.step()
+        if problem.bounds:
+            with torch.no_grad():
+                inputs.clamp_(*problem.bounds)
+        progress(iteration + 1, settings.iterations)
+    return best, lowest
+
+
+def _objective(problem: _Problem, inputs: Tensor, smoothness: float) -> Tensor:
+    """Each image's objective (n,); an extra objective of the batch counts in full for each of them."""
+    distances = problem.distance(problem.features_of(inputs).flatten(1), problem.target)
+    values = distances * problem.usable + smoothness * _variation(inputs)
+    if problem.extra is not None:
+        return values + problem.extra(inputs)
+    return torch.where(problem.usable, values, torch.inf)  # smoothness alone is no reason to leave the start
+
+
+def _cosines(features: Tensor, target: Tensor) -> Tensor:
+    """The cosine of the angle between each two rows."""
+    # The floor keeps the derivative finite where every feature is zero (an image that no unit reacts to).
+    tiny = torch.finfo(features.dtype).tiny
+    lengths = (features.square().sum(1) + tiny).sqrt() * (target.square().sum(1) + tiny).sqrt()
+    return (features * target).sum(1) / lengths
+
+
+def _variation(inputs: Tensor) -> Tensor:
+    """Anisotropic total variation of each image (n,); zero for inputs without two spatial dimensions."""
+    variation = inputs.new_zeros(len(inputs))
+    for side in (-1, -2) if inputs.dim() >= 4 else ():
+        steps = inputs.diff(dim=side).abs().flatten(1)
+        variation = variation + steps.sum(1) / max(1, steps.shape[1])
+    return variation
+
+
+def _better(values: Tensor, inputs: Tensor, lowest: Tensor, best: Tensor, *, together: bool) -> tuple[Tensor, Tensor]:
+    """The images with the smaller objective and that objective, each image by itself or all `together`.
+
+    Decided on the device, so that a GPU need not wait; an objective that is not a number is never smaller.
+    """
+    better = (values.mean() < lowest.mean()).expand_as(values) if together else values < lowest
+    chosen = better.view(-1, *[1] * (inputs.dim() - 1))
+    return torch.where(chosen, inputs, best), torch.where(better, values, lowest)
+
+
+def _share(progress: Progress | None, number: int, parts: int) -> Progress:
+    """Reports the progress of one of several equal parts as that of the whole."""
+
+    def report(done: int, total: int) -> None:
+        if progress is not None:
+            progress(number * total + done, parts * total)
+
+    return report

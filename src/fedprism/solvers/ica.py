@@ -1,0 +1,314 @@
+"""Blind separation of a dense layer's inputs: independent component analysis on what makes them independent.
+
+Kariyappa et al., "Cocktail Party Attack: Breaking Aggregation-Based Privacy in Federated Learning using Independent
+Component Analysis", ICML 2023 (the idea, and `published.CocktailObjective`); Hyvärinen, "Fast and Robust Fixed-Point
+Algorithms for Independent Component Analysis", 1999; Ablin, Cardoso, Gramfort, "Faster Independent Component Analysis
+by Preconditioning with Hessian Approximations", 2018.
+
+Differs from the paper in: images are separated by their *derivatives*. Pixels of different photographs are correlated
+and nearly Gaussian; their differences between neighbours are neither, and any linear filter along the pixels leaves the
+mixing as it is. The colour channels and both directions at a pixel are large together, so they share a prior. And the
+bias gradient gives every source its scale and sign.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .matching import Progress
+from .mixture import Mixture, reduce_mixture
+from .published import CocktailObjective, separate
+
+PLACES_A_SOURCE = 16
+FEW_CHANNELS = 2
+LOUDEST = 3.0
+"""No source is scaled to more than this multiple of the batch's median size, however small its bias gradient."""
+
+
+class UnmixStatus(StrEnum):
+    SEPARATED = "one source for each independent input"
+    FEWER = "fewer independent inputs than asked for: repeated samples, or samples without a gradient"
+    FULL = "as many inputs as the layer has units, or more: the sources are blends if there are more"
+    NOISY = "noise in the gradient hides where its rank ends; the number of sources is an estimate"
+    EMPTY = "the gradient is zero or not finite: nothing to separate"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudentICA:
+    """Maximum likelihood under a Student-t prior.
+
+    `derivatives`: separate differences of neighbouring pixels instead of pixels. `grouped`: the channels and directions
+    at a pixel share one prior. `tail`: degrees of freedom of the prior; the smaller, the sparser the sources.
+    `places`: look at no more than about so many pixels, evenly spread; all of them unless said.
+    """
+
+    derivatives: bool = True
+    grouped: bool = True
+    tail: float = 0.03
+    iterations: int = 80
+    places: int | None = None
+
+
+class Unmixing(NamedTuple):
+    sources: Tensor
+    """(n, d), in the precision of the gradient"""
+    unmixing: Tensor
+    """(n, h): sources = unmixing @ weight_grad"""
+    exact: bool
+    """Whether recomputing the gradient confirmed the sources; never so after separation alone."""
+    rank: int
+    status: UnmixStatus
+    scaled: bool
+    """Whether scale and sign of the sources are those of the inputs (from the bias gradient) or arbitrary."""
+    mixture: Mixture
+    rows: Tensor
+    """(n, n): the unmixing in the mixture's coordinates"""
+
+    @property
+    def noise(self) -> Tensor:
+        """(n,) standard deviation of the noise that the gradient's noise leaves in each source"""
+        lengths: Tensor = self.rows.norm(dim=1)
+        return self.mixture.noise * lengths
+
+
+def unmix(
+    weight_grad: Tensor,
+    bias_grad: Tensor | None = None,
+    *,
+    components: int | None = None,
+    image_shape: Sequence[int] | None = None,
+    objective: StudentICA | CocktailObjective | None = None,
+    progress: Progress | None = None,
+) -> Unmixing:
+    """The inputs (n, d) of a dense layer from the gradient of its weight (h, d) and bias (h,), in no particular order.
+
+    `components`: how many samples; by default the numerical rank. `image_shape`: (channels, height, width) of images,
+    (channels, length) of signals; without it the inputs are taken to be sparse, like embeddings behind a ReLU.
+    A FedAvg update serves as well as a gradient. Without the bias gradient scale and sign stay unknown.
+    """
+    mixture = usable_mixture(weight_grad, bias_grad, components)
+    return unmix_mixture(mixture, weight_grad, components, image_shape, objective or StudentICA(), progress)
+
+
+def usable_mixture(weight_grad: Tensor, bias_grad: Tensor | None, components: int | None) -> Mixture | None:
+    """The gradient in few coordinates; None where it is zero or not finite. A bias gradient of zeros counts as none."""
+    if bias_grad is not None and not bool(bias_grad.any()):
+        bias_grad = None
+    finite = bool(weight_grad.isfinite().all()) and (bias_grad is None or bool(bias_grad.isfinite().all()))
+    if not finite or not bool(weight_grad.any()):
+        return None
+    mixture = reduce_mixture(weight_grad, bias_grad, components)
+    return mixture if mixture.size else None
+
+
+def unmix_mixture(
+    mixture: Mixture | None,
+    weight_grad: Tensor,
+    components: int | None,
+    image_shape: Sequence[int] | None,
+    objective: StudentICA | CocktailObjective,
+    progress: Progress | None,
+) -> Unmixing:
+    """`unmix` from the coordinates on."""
+    if mixture is None:
+        return _nothing(weight_grad)
+    if isinstance(objective, CocktailObjective):
+        rows = separate(objective, mixture.coordinates, image_shape, progress=progress).double()
+    else:
+        signals = contrasts(mixture.coordinates, image_shape if objective.derivatives else None)
+        rows = separate_by_likelihood(objective, signals, progress=progress)
+    rows = scale_rows(rows, mixture)
+    return Unmixing(
+        (rows @ mixture.coordinates).to(weight_grad.dtype),
+        (rows @ mixture.basis.T).to(weight_grad.dtype),
+        False,
+        mixture.rank,
+        _status(mixture, components, weight_grad),
+        mixture.bias is not None,
+        mixture,
+        rows,
+    )
+
+
+def _nothing(weight_grad: Tensor) -> Unmixing:
+    units, features = weight_grad.shape
+    empty = weight_grad.new_zeros(0)
+    mixture = Mixture(empty.view(units, 0), empty.view(0, features), None, 0, 0.0, 0.0)
+    return Unmixing(
+        empty.view(0, features), empty.view(0, units), False, 0, UnmixStatus.EMPTY, False, mixture, empty.view(0, 0)
+    )
+
+
+def _status(mixture: Mixture, components: int | None, weight_grad: Tensor) -> UnmixStatus:
+    if mixture.rank >= min(weight_grad.shape) and (components is None or components >= mixture.rank):
+        return UnmixStatus.FULL
+    if components is not None and mixture.rank < components:
+        return UnmixStatus.FEWER
+    if mixture.overlap > 0.1 and components is None:
+        return UnmixStatus.NOISY
+    return UnmixStatus.SEPARATED
+
+
+def scale_rows(rows: Tensor, mixture: Mixture) -> Tensor:
+    """Scale unmixing rows (n, n) so that the sources get the inputs' scale and sign: u A = e_i implies u g = 1.
+
+    A source whose bias gradient nearly vanishes would drown all others: its size is limited. Without a bias gradient
+    sources get unit size, and the sign that makes their mean positive.
+    """
+    coordinates = mixture.coordinates
+    gram = coordinates @ coordinates.T / coordinates.shape[1]
+    rows = rows / ((rows @ gram) * rows).sum(1, keepdim=True).clamp(min=torch.finfo(gram.dtype).tiny).sqrt()
+    if mixture.bias is None:
+        means = (rows @ coordinates.mean(1)).unsqueeze(1)
+        return torch.where(means < 0, -rows, rows)
+    inverse_size = rows @ mixture.bias
+    floor = inverse_size.abs().median() / LOUDEST
+    limited = torch.where(inverse_size < 0, -1.0, 1.0) * inverse_size.abs().clamp(min=floor)
+    limited = torch.where(limited == 0, 1.0, limited)
+    return rows / limited.unsqueeze(1)
+
+
+def separate_by_likelihood(
+    objective: StudentICA, signals: Tensor, *, start: Tensor | None = None, progress: Progress | None = None
+) -> Tensor:
+    """Unmixing rows (n, n) for mixtures of `contrasts` (n, groups, places), up to order, scale and sign.
+
+    `start`: rows to start from.
+    """
+    if objective.places is not None:
+        # Never so few that the sources could not be told apart by them.
+        signals = signals[:, :, :: max(1, signals.shape[2] // max(objective.places, PLACES_A_SOURCE * len(signals)))]
+    if not objective.grouped:
+        signals = signals.flatten(1).unsqueeze(1)
+    # Differences have no mean; sparse signals keep theirs, because it is their zeros that tell them apart.
+    centred = signals - signals.mean(2, keepdim=True)
+    whitening = _whitening(centred.flatten(1))
+    if start is None:
+        rotation = _fixed_point((whitening @ centred.flatten(1)).float())
+    else:
+        rotation = torch.linalg.solve(whitening, start, left=False)
+        rotation = (rotation / rotation.norm(dim=1, keepdim=True)).float()
+    white = (whitening @ signals.flatten(1)).float().view(signals.shape)
+    # Free lengths separate colour photographs better. With few channels contrasts are often exactly zero (flat parts,
+    # features behind a ReLU), and the likelihood of rows that grow without end has no bound.
+    free = signals.shape[1] > FEW_CHANNELS
+    rotation = _maximise_likelihood(white, rotation, objective.tail, objective.iterations, progress, free=free)
+    return rotation.double() @ whitening
+
+
+def contrasts(coordinates: Tensor, image_shape: Sequence[int] | None) -> Tensor:
+    """What the inputs are told apart by: (n, groups, places), each group of unit size.
+
+    Images: horizontal and vertical differences of brightness and colour. Signals: differences. Else the values.
+    """
+    if image_shape is None or len(image_shape) < 2 or math.prod(image_shape) != coordinates.shape[1]:
+        signals = coordinates.unsqueeze(1)
+    else:
+        channels, *sides = image_shape
+        planes = _opponent_colours(coordinates.view(-1, channels, *sides))
+        across = planes.diff(dim=-1)
+        if len(sides) == 1 or sides[0] == 1:
+            signals = across.flatten(2)
+        else:
+            down = planes.diff(dim=-2)
+            signals = torch.cat([across[..., :-1, :], down[..., :-1]], dim=1).flatten(2)
+        if signals.shape[2] < 2:
+            signals = coordinates.unsqueeze(1)
+    scale = signals.square().mean((0, 2), keepdim=True).sqrt()
+    return signals / torch.where(scale > 0, scale, 1)
+
+
+def _opponent_colours(planes: Tensor) -> Tensor:
+    """Brightness and two colour differences instead of red, green and blue, which vary together."""
+    if planes.shape[1] != 3:
+        return planes
+    turn = planes.new_tensor([[1, 1, 1], [1, 0, -1], [1, -2, 1]])
+    turned: Tensor = torch.tensordot(planes, turn / turn.norm(dim=1, keepdim=True), dims=([1], [1]))
+    return turned.movedim(-1, 1)
+
+
+def _whitening(signals: Tensor) -> Tensor:
+    """V (n, n) such that V signals has uncorrelated rows of unit size; directions without signal are not blown up."""
+    values, vectors = torch.linalg.eigh(signals @ signals.T / signals.shape[1])
+    floor = len(values) * torch.finfo(values.dtype).eps * values[-1].clamp(min=torch.finfo(values.dtype).tiny)
+    whitening: Tensor = (vectors * values.clamp(min=floor).rsqrt()).T
+    return whitening
+
+
+def _fixed_point(white: Tensor, iterations: int = 60, tolerance: float = 1e-4) -> Tensor:
+    """Symmetric FastICA with tanh on whitened signals (n, places): a good start, not the answer."""
+    size, places = white.shape
+    rotation = torch.eye(size, dtype=white.dtype, device=white.device)
+    for _ in range(iterations):
+        bent = torch.tanh(rotation @ white)
+        slope = (1 - bent.square()).mean(1, keepdim=True)
+        left, _, right = torch.linalg.svd(bent @ white.T / places - slope * rotation)
+        turned = left @ right
+        moved = float((1 - (turned * rotation).sum(1).abs()).max())
+        rotation = turned
+        if moved < tolerance:
+            break
+    return rotation
+
+
+def _maximise_likelihood(
+    white: Tensor, rotation: Tensor, tail: float, iterations: int, progress: Progress | None, *, free: bool
+) -> Tensor:
+    """Minimise  sum_i mean_p (tail + g)/2 log(1 + |s_ip|^2 / tail) - g log|det W|,  s = W white (n, g, places).
+
+    Relative quasi-Newton: W <- (I + E) W with E from 2 x 2 blocks of the Hessian, and backtracking. W need not be
+    orthogonal: signals that happen to be correlated stay so. Unless `free`, its rows keep unit length.
+    """
+    size, groups, places = white.shape
+    identity = torch.eye(size, dtype=white.dtype, device=white.device)
+    sources = (rotation @ white.flatten(1)).view_as(white)
+    value = _negative_likelihood(sources, rotation, tail)
+    for iteration in range(iterations):
+        power = sources.square().sum(1)
+        weights = (tail + groups) / (tail + power)
+        gradient = (sources * weights.unsqueeze(1)).flatten(1) @ sources.flatten(1).T / places - groups * identity
+        curvature = (tail + groups) * (groups * tail + (groups - 2) * power) / (tail + power).square()
+        if groups == 1:  # the exact curvature of one channel is negative in the tails; the weights bound it from above
+            curvature = weights
+        direction = _block_newton(gradient, curvature @ power.T / (places * groups), groups)
+        step = 1.0
+        for _ in range(12):
+            turn = identity + step * direction
+            lengths = 1 if free else (turn @ rotation).norm(dim=1, keepdim=True)
+            moved, moved_sources = turn @ rotation / lengths, (turn @ sources.flatten(1) / lengths).view_as(sources)
+            moved_value = _negative_likelihood(moved_sources, moved, tail)
+            if moved_value < value:
+                break
+            step /= 2
+        else:
+            break
+        gain, value, rotation, sources = value - moved_value, moved_value, moved, moved_sources
+        if progress is not None:
+            progress(iteration + 1, iterations)
+        if gain < 1e-6 * size:
+            break
+    return rotation
+
+
+def _negative_likelihood(sources: Tensor, rotation: Tensor, tail: float) -> float:
+    groups = sources.shape[1]
+    fit = ((tail + groups) / 2 * torch.log1p(sources.square().sum(1) / tail)).double().mean(1).sum()
+    return float(fit - groups * torch.linalg.slogdet(rotation.double()).logabsdet)
+
+
+def _block_newton(gradient: Tensor, curvature: Tensor, groups: int) -> Tensor:
+    """Solve [c_ij g; g c_ji] [e_ij; e_ji] = -[gradient_ij; gradient_ji], blocks made positive definite first."""
+    other = curvature.T
+    smallest = (curvature + other) / 2 - (((curvature - other) / 2).square() + groups**2).sqrt()
+    shift = (0.05 * groups - smallest).clamp(min=0)
+    curvature, other = curvature + shift, other + shift
+    direction = (groups * gradient.T - other * gradient) / (curvature * other - groups**2)
+    diagonal = -gradient.diagonal() / (curvature.diagonal() - shift.diagonal() + groups)
+    return direction - torch.diag(direction.diagonal()) + torch.diag(diagonal)

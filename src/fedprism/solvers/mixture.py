@@ -1,0 +1,85 @@
+"""A dense layer's gradient as a mixture of its inputs, in as few coordinates as there are inputs.
+
+For o = W x + b the gradient of a batch is [G | g] = A [X | 1]: G (h, d) of the weight, g (h,) of the bias, inputs X
+(n, d), and column i of A (h, n) the signal dL/do of sample i. With L (h, n) an orthonormal basis of A's columns,
+Y = L^T G (n, d) holds all there is to know about X. After this file nothing works on h x d numbers any more.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+CLEAR_GAP = 10.0
+"""Neighbouring singular values this far apart are signal and noise."""
+ROUNDING = 8
+"""Singular values below this many rounding errors of the largest one are zero."""
+
+
+class Mixture(NamedTuple):
+    basis: Tensor
+    """L (h, n), float64"""
+    coordinates: Tensor
+    """Y (n, d) = L^T G, float64"""
+    bias: Tensor | None
+    """L^T g (n,), float64; the unmixing row u of a source satisfies u @ bias = 1."""
+    rank: int
+    """How many independent inputs stand behind the gradient, whatever number was asked for."""
+    overlap: float
+    """The largest singular value left out, relative to the smallest one kept; 0 where all are kept."""
+    noise: float
+    """Standard deviation of an entry of what was left out."""
+
+    @property
+    def size(self) -> int:
+        return self.basis.shape[1]
+
+
+def reduce_mixture(weight_grad: Tensor, bias_grad: Tensor | None, components: int | None = None) -> Mixture:
+    """The coordinates of the gradient's strongest directions: `components` of them, or as many as the rank."""
+    gradient = weight_grad.double()
+    # The Gram matrix instead of a singular value decomposition: one product touches the d columns. What squaring costs
+    # in precision is far below the rounding of a float32 gradient.
+    gram = gradient @ gradient.T
+    bias = None if bias_grad is None else bias_grad.double()
+    if bias is not None:
+        gram = gram + torch.outer(bias, bias)
+    values, vectors = torch.linalg.eigh(gram)
+    singular = values.flip(0).clamp(min=0).sqrt()
+    rank, clear = effective_rank(singular, weight_grad.shape, weight_grad.dtype)
+    size = rank if components is None else min(components, rank if clear else len(singular))
+    basis = vectors.flip(1)[:, :size].contiguous()
+    overlap, noise = 0.0, 0.0
+    if 0 < size < len(singular):
+        overlap = float(singular[size] / singular[size - 1])
+        noise = float((singular[size:].square().mean() / (weight_grad.shape[1] + 1)).sqrt())
+    return Mixture(basis, basis.T @ gradient, None if bias is None else basis.T @ bias, rank, overlap, noise)
+
+
+def effective_rank(singular: Tensor, shape: torch.Size, dtype: torch.dtype) -> tuple[int, bool]:
+    """How many singular values (descending) are more than rounding error or noise, and whether that is clear.
+
+    It is clear where they fall by a wide gap to values as even as those of noise, or to rounding error in `dtype`. Else
+    the answer is an estimate: the threshold for white noise of unknown strength of Gavish and Donoho, "The Optimal Hard
+    Threshold for Singular Values is 4/sqrt(3)", 2014, equation 11, where the smaller half is even; all, where not.
+    """
+    if not len(singular) or not float(singular[0]) > 0:
+        return 0, True
+    floor = max(ROUNDING * torch.finfo(dtype).eps, 3e-8) * singular[0]
+    values = singular.clamp(min=floor)
+    ratio = min(shape) / max(shape)
+    even = 3 * (1 + math.sqrt(ratio)) / (1 - math.sqrt(min(ratio, 0.9)))
+    gaps = values[:-1] / values[1:]
+    clear = (gaps > CLEAR_GAP) & (values[1:] / values[-1] < even)
+    if bool(clear.any()):
+        return int(torch.where(clear, gaps, 0).argmax()) + 1, True
+    if float(values[-1]) <= float(floor):
+        return int((values > floor).sum()), True
+    threshold = (0.56 * ratio**3 - 0.95 * ratio**2 + 1.82 * ratio + 1.43) * values.median()
+    noisy = int((values > threshold).sum())
+    if 0 < noisy < len(values) // 2 and float(values[noisy] / values[-1]) < even:
+        return noisy, False
+    return len(values), False

@@ -1,0 +1,443 @@
+"""The exact stage by itself: its pieces against independent references, and a certificate that never lies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.func import jacrev
+from torch.nn.functional import cosine_similarity
+
+import fedprism as fp
+from fedprism import losses
+from fedprism.defenses import Context, Defense
+from fedprism.solvers import Behind, ExactBatch, ExactStatus, exact_batch
+from fedprism.solvers.columns import _dual, _primal, signal_columns, silent_columns
+from fedprism.solvers.signals import candidate_labels, correction_directions, is_rectified, sample_signals
+
+CLASSES, SHAPE = 10, (3, 12, 12)
+FEATURES = 3 * 12 * 12
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def normal(*size: int, seed: int = 0) -> Tensor:
+    return torch.randn(*size, generator=seeded(seed), dtype=torch.float64)
+
+
+def uniform(rows: int, columns: int, rng: torch.Generator) -> Tensor:
+    """As torch initialises a dense layer: up to one over the root of its inputs."""
+    return (torch.rand(rows, columns, generator=rng, dtype=torch.float64) * 2 - 1) / columns**0.5
+
+
+class Client(NamedTuple):
+    behind: Behind
+    inputs: Tensor
+    """(n, d)"""
+    labels: Tensor
+
+    def gradient(self, keep: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Of the layer's weight and bias, by automatic differentiation; `keep` (n, h) drops units as dropout does."""
+        weight, bias = (part.clone().requires_grad_() for part in (self.behind.weight, self.behind.bias))
+        outputs = self.inputs @ weight.T + bias
+        if keep is not None:
+            outputs = outputs * keep
+        value = self.behind.loss(self.behind.network(outputs), self.labels)
+        weight_grad, bias_grad = torch.autograd.grad(value, (weight, bias))
+        return weight_grad, bias_grad
+
+
+def hidden_layer(units: int, seed: int) -> Callable[[Tensor], Tensor]:
+    """A ReLU and a dense layer to the classes."""
+    rng = seeded(seed)
+    weight, bias = uniform(CLASSES, units, rng), uniform(CLASSES, units, rng)[:, 0]
+    return lambda outputs: torch.relu(outputs) @ weight.T + bias
+
+
+def client(inputs: Tensor, labels: Tensor, units: int, seed: int = 0) -> Client:
+    rng = seeded(seed)
+    weight, bias = uniform(units, FEATURES, rng), uniform(units, FEATURES, rng)[:, 0]
+    behind = Behind(network=hidden_layer(units, seed + 1), loss=losses.cross_entropy, weight=weight, bias=bias)
+    return Client(behind, inputs.double().flatten(1), labels)
+
+
+@pytest.fixture(scope="module")
+def crops() -> fp.data.ImageSet:
+    return fp.data.load("photos", size=12)
+
+
+def drawn(crops: fp.data.ImageSet, count: int, units: int, seed: int) -> Client:
+    batch = crops.draw(count, seeded(seed))
+    return client(batch.inputs, torch.randint(0, CLASSES, (count,), generator=seeded(seed)), units, seed)
+
+
+def solved(holder: Client, gradient: tuple[Tensor, Tensor] | None = None, **options: object) -> ExactBatch:
+    weight_grad, bias_grad = (part.float() for part in gradient or holder.gradient())
+    return exact_batch(weight_grad, bias_grad, holder.behind, image_shape=SHAPE, **options)  # type: ignore[arg-type]
+
+
+def nearest(found: Tensor, truth: Tensor) -> Tensor:
+    """PSNR (n,) of whatever comes nearest to each row of the truth; minus infinity where nothing was found."""
+    errors = (found.double().unsqueeze(0) - truth.unsqueeze(1)).square().mean(2)
+    if not len(found):
+        return torch.full((len(truth),), -torch.inf)
+    return -10 * errors.min(1).values.clamp(min=1e-30).log10()
+
+
+class TestBatches:
+    @pytest.mark.parametrize("count", [1, 2, 6, 12])
+    def test_comes_out_exactly_with_its_labels(self, crops: fp.data.ImageSet, count: int) -> None:
+        holder = drawn(crops, count, 64, seed=count)
+        found = solved(holder)
+        assert found.exact
+        assert found.status is ExactStatus.EXACT
+        assert found.residual < 1e-5
+        assert nearest(found.inputs, holder.inputs).min() > 80
+        order = torch.cdist(holder.inputs, found.inputs.double()).argmin(1)
+        assert found.labels is not None
+        assert torch.equal(found.labels[order], holder.labels)
+
+    def test_double_precision_gives_double_precision(self, crops: fp.data.ImageSet) -> None:
+        holder = drawn(crops, 8, 64, seed=0)
+        found = exact_batch(*holder.gradient(), holder.behind, image_shape=SHAPE)
+        assert found.exact
+        assert nearest(found.inputs, holder.inputs).min() > 100
+
+    def test_same_gradient_same_answer(self, crops: fp.data.ImageSet) -> None:
+        holder = drawn(crops, 8, 64, seed=0)
+        assert torch.equal(solved(holder).inputs, solved(holder).inputs)
+
+    def test_the_size_of_the_gradient_does_not_matter(self, crops: fp.data.ImageSet) -> None:
+        holder = drawn(crops, 8, 64, seed=0)
+        weight_grad, bias_grad = holder.gradient()
+        for factor in (1e-6, 1e6):
+            found = solved(holder, (factor * weight_grad, factor * bias_grad))
+            assert found.exact
+            assert nearest(found.inputs, holder.inputs).min() > 80
+
+    def test_a_sample_that_occurs_three_times(self, crops: fp.data.ImageSet) -> None:
+        single = drawn(crops, 6, 64, seed=3)
+        rows = torch.tensor([0, 1, 2, 3, 4, 5, 5, 5])
+        found = solved(Client(single.behind, single.inputs[rows], single.labels[rows]), components=8)
+        assert found.exact
+        assert len(found.inputs) == 6
+        assert found.times is not None
+        order = torch.cdist(single.inputs, found.inputs.double()).argmin(1)
+        assert found.times[order].tolist() == [1, 1, 1, 1, 1, 3]
+
+    def test_a_sample_under_two_labels_is_not_certified(self, crops: fp.data.ImageSet) -> None:
+        # Its two signals share one input, so that no signal of a single label explains it.
+        single = drawn(crops, 6, 64, seed=3)
+        rows = torch.tensor([0, 1, 2, 3, 4, 5, 5])
+        labels = torch.cat([single.labels, (single.labels[-1:] + 1) % CLASSES])
+        found = solved(Client(single.behind, single.inputs[rows], labels))
+        assert not found.exact
+
+    @pytest.mark.parametrize("level", [0.0, 0.5, 1.0])
+    def test_one_image_without_any_structure(self, crops: fp.data.ImageSet, level: float) -> None:
+        holder = drawn(crops, 6, 64, seed=4)
+        holder.inputs[2] = level
+        found = solved(holder)
+        # Nothing in it varies, so that the others are known up to its multiples only until the exact stage.
+        assert nearest(found.separation.sources, holder.inputs)[2] > 100
+        assert not found.exact or nearest(found.inputs, holder.inputs).min() > 40
+
+
+class TestStatuses:
+    def test_no_unit_to_spare(self, crops: fp.data.ImageSet) -> None:
+        found = solved(drawn(crops, 8, 16, seed=0))
+        assert found.status is ExactStatus.NO_REDUNDANCY
+        assert not found.exact
+
+    def test_more_samples_than_units(self, crops: fp.data.ImageSet) -> None:
+        found = solved(drawn(crops, 24, 16, seed=0), components=24)
+        assert found.status is ExactStatus.NO_REDUNDANCY
+        assert len(found.inputs) == found.separation.rank <= 16
+
+    def test_no_bias_gradient(self, crops: fp.data.ImageSet) -> None:
+        holder = drawn(crops, 6, 64, seed=0)
+        weight_grad, bias_grad = holder.gradient()
+        for missing in (None, torch.zeros_like(bias_grad)):
+            found = exact_batch(weight_grad, missing, holder.behind, image_shape=SHAPE)
+            assert found.status is ExactStatus.NO_BIAS
+            assert not found.separation.scaled
+            assert found.labels is None
+
+    def test_no_rectifier(self, crops: fp.data.ImageSet) -> None:
+        holder = drawn(crops, 6, 64, seed=0)
+        smooth = Behind(
+            network=lambda outputs: torch.tanh(outputs)[:, :CLASSES],
+            loss=losses.cross_entropy,
+            weight=holder.behind.weight,
+            bias=holder.behind.bias,
+        )
+        found = solved(holder._replace(behind=smooth))
+        assert found.status is ExactStatus.NOT_RECTIFIED
+        assert not found.exact
+
+    @pytest.mark.parametrize("wrong", [0.0, torch.nan, torch.inf])
+    def test_nothing_to_separate(self, crops: fp.data.ImageSet, wrong: float) -> None:
+        holder = drawn(crops, 6, 64, seed=0)
+        found = solved(holder, (torch.full((64, FEATURES), wrong), torch.full((64,), wrong)))
+        assert found.status is ExactStatus.EMPTY
+        assert found.inputs.shape == (0, FEATURES)
+        assert not found.exact
+
+    def test_strong_noise_is_noticed(self, crops: fp.data.ImageSet) -> None:
+        holder = drawn(crops, 6, 64, seed=0)
+        found = solved(holder, altered(holder.gradient(), fp.defenses.GaussianNoise(1.0), 0), components=6)
+        assert found.status in (ExactStatus.UNCONFIRMED, ExactStatus.PARTIAL)
+        assert found.residual > 0.1
+
+    @pytest.mark.parametrize("activation", [torch.relu, torch.nn.functional.relu6])
+    def test_recognises_rectifiers(self, activation: Callable[[Tensor], Tensor]) -> None:
+        assert is_rectified(lambda outputs: activation(outputs) @ normal(20, 4), torch.zeros(20, dtype=torch.float64))
+
+    @pytest.mark.parametrize(
+        "activation",
+        [torch.tanh, torch.sigmoid, torch.nn.functional.leaky_relu, torch.nn.functional.gelu, lambda x: x],
+    )
+    def test_recognises_what_is_no_rectifier(self, activation: Callable[[Tensor], Tensor]) -> None:
+        zeros = torch.zeros(20, dtype=torch.float64)
+        assert not is_rectified(lambda outputs: activation(outputs) @ normal(20, 4), zeros)
+
+
+def altered(gradient: tuple[Tensor, Tensor], defense: Defense, seed: int) -> tuple[Tensor, Tensor]:
+    """A gradient behind a defense; noise is relative to the gradient's own size."""
+    size = gradient[0].square().mean().sqrt()
+    sent = {"weight": gradient[0] / size, "bias": gradient[1] / size}
+    left = defense.on_update(sent, Context(), seeded(seed))
+    return left["weight"] * size, left["bias"] * size
+
+
+class TestCertificate:
+    """Whatever was done to the gradient: an answer that is called exact is right, image by image."""
+
+    def check(self, found: ExactBatch, holder: Client) -> bool:
+        if found.exact:
+            assert nearest(found.inputs, holder.inputs).min() > 40
+            assert nearest(holder.inputs, found.inputs.double()).min() > 40
+        return found.exact
+
+    def holders(self, crops: fp.data.ImageSet, first: int, count: int) -> list[Client]:
+        return [drawn(crops, 6 + seed % 7, 48 + 4 * (seed % 5), seed) for seed in range(first, first + count)]
+
+    def test_plain_batches_are_exact_as_a_rule(self, crops: fp.data.ImageSet) -> None:
+        exact = [self.check(solved(holder), holder) for holder in self.holders(crops, 0, 24)]
+        assert sum(exact) >= 18
+
+    @pytest.mark.parametrize(
+        ("defense", "most"),
+        [
+            (fp.defenses.GaussianNoise(1e-7), 8),
+            (fp.defenses.GaussianNoise(1e-5), 8),
+            (fp.defenses.GaussianNoise(1e-4), 8),
+            (fp.defenses.GaussianNoise(1e-3), 0),
+            (fp.defenses.GaussianNoise(1e-2), 0),
+            (fp.defenses.GaussianNoise(0.3), 0),
+            (fp.defenses.Prune(0.01), 8),
+            (fp.defenses.Prune(0.3), 8),  # most of what it removes is zero already
+            (fp.defenses.Prune(0.9), 0),
+            (fp.defenses.Quantize(16), 8),
+            (fp.defenses.Quantize(8), 0),
+            (fp.defenses.Cast("bfloat16"), 0),
+            (fp.defenses.Clip(0.5), 8),
+        ],
+        ids=repr,
+    )
+    def test_no_alteration_deceives_it(self, crops: fp.data.ImageSet, defense: Defense, most: int) -> None:
+        exact = []
+        for seed, holder in enumerate(self.holders(crops, 100, 8)):
+            gradient = altered(holder.gradient(), defense, seed)
+            exact.append(self.check(solved(holder, gradient, components=len(holder.inputs)), holder))
+        assert sum(exact) <= most
+        if isinstance(defense, fp.defenses.Clip):  # it only scales
+            assert sum(exact) >= 5
+
+    def test_neither_does_dropout(self, crops: fp.data.ImageSet) -> None:
+        for seed, holder in enumerate(self.holders(crops, 200, 8)):
+            size = len(holder.inputs), len(holder.behind.bias)
+            keep = (torch.rand(size, generator=seeded(seed)) < 0.8).double() / 0.8
+            assert not self.check(solved(holder, holder.gradient(keep), components=len(holder.inputs)), holder)
+
+    def test_nor_several_local_steps(self, crops: fp.data.ImageSet) -> None:
+        for holder in self.holders(crops, 300, 8):
+            before, now, rate = holder.behind, holder, 0.5
+            for _ in range(3):
+                weight_grad, bias_grad = now.gradient()
+                moved = Behind(
+                    network=before.network,
+                    loss=before.loss,
+                    weight=now.behind.weight - rate * weight_grad,
+                    bias=now.behind.bias - rate * bias_grad,
+                )
+                now = now._replace(behind=moved)
+            change = now.behind.weight - before.weight, now.behind.bias - before.bias
+            middle = Behind(
+                network=before.network,
+                loss=before.loss,
+                weight=before.weight + change[0] / 2,
+                bias=before.bias + change[1] / 2,
+                weight_change=change[0],
+                bias_change=change[1],
+            )
+            found = solved(holder._replace(behind=middle), (-change[0], -change[1]), components=len(holder.inputs))
+            self.check(found, holder)
+            if found.status is ExactStatus.CONFIRMED:
+                assert nearest(found.inputs, holder.inputs).min() > 40
+
+    def test_nor_repeated_samples(self, crops: fp.data.ImageSet) -> None:
+        exact = []
+        for seed, single in enumerate(self.holders(crops, 400, 12)):
+            rows = torch.randint(0, len(single.inputs), (len(single.inputs) + 2,), generator=seeded(seed))
+            labels = single.labels[rows]
+            if seed % 2:  # under labels of their own
+                labels = torch.randint(0, CLASSES, (len(rows),), generator=seeded(seed))
+            holder = Client(single.behind, single.inputs[rows], labels)
+            exact.append(self.check(solved(holder, components=len(rows)), holder))
+        assert sum(exact[::2]) >= 4
+
+    @pytest.mark.parametrize("alteration", [fp.chain(), fp.defenses.GaussianNoise(0.01), fp.defenses.Prune(0.3)])
+    def test_is_the_distance_to_the_recomputed_gradient(self, crops: fp.data.ImageSet, alteration: Defense) -> None:
+        compared = 0
+        for seed in range(10):
+            holder = drawn(crops, 8, 64, seed)
+            gradient = altered(holder.gradient(), alteration, seed)
+            found = exact_batch(*gradient, holder.behind, components=8, image_shape=SHAPE)
+            assert found.labels is not None
+            assert found.times is not None
+            activations = found.inputs @ holder.behind.weight.T + holder.behind.bias
+            if bool((activations.abs() < 1e-3 * activations.std(1, keepdim=True)).any()):
+                continue  # a unit so close to its threshold may be counted either way
+            rows = torch.arange(len(found.inputs)).repeat_interleave(found.times)
+            again = Client(holder.behind, found.inputs[rows], found.labels[rows])
+            recomputed, observed = (torch.cat([w.flatten(), b]) for w, b in (again.gradient(), gradient))
+            recomputed = recomputed * (recomputed @ observed) / recomputed.square().sum()
+            residual = float((recomputed - observed).norm() / observed.norm())
+            assert found.residual == pytest.approx(residual, rel=1e-3, abs=1e-7)
+            compared += 1
+        assert compared >= 3
+
+
+class TestColumns:
+    @settings(max_examples=25, deadline=None)
+    @given(
+        size=st.integers(2, 8),
+        spare=st.integers(3, 16),
+        corrections=st.integers(0, 6),
+        seed=st.integers(0, 10_000),
+    )
+    def test_both_ways_to_solve_give_one_answer(self, size: int, spare: int, corrections: int, seed: int) -> None:
+        units, samples = size + spare, 3
+        both = torch.linalg.qr(normal(units, units, seed=seed)).Q
+        basis, complement = both[:, :size], both[:, size:]
+        signals = normal(samples, size, seed=seed + 1) @ basis.T
+        signals[:, :2] += normal(samples, 2, seed=seed + 2)  # two mistakes
+        directions = normal(samples, units, corrections, seed=seed + 3)
+        weights = torch.rand(samples, units, generator=seeded(seed + 4), dtype=torch.float64).clamp(min=0.1)
+        answers = [solve(basis, complement, weights, signals, directions) for solve in (_primal, _dual)]
+        for first, second in zip(*answers, strict=True):
+            torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-4)
+
+    def planted(self, units: int, size: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+        """A mixing (h, n) with silent units, an orthonormal basis of it, and which units are silent (n, h)."""
+        silent = torch.rand(size, units, generator=seeded(seed)) < 0.5
+        mixing = torch.where(silent, 0, normal(size, units, seed=seed)).T
+        return mixing, torch.linalg.qr(mixing).Q, silent
+
+    @pytest.mark.parametrize("mistakes", [0, 2, 4])
+    def test_wrong_beliefs_about_silence_are_outvoted(self, mistakes: int) -> None:
+        mixing, basis, silent = self.planted(80, 10, seed=0)
+        believed = silent.clone()
+        for row in believed:  # units that are not silent and are taken for it
+            loud = (~row).nonzero().flatten()
+            row[loud[torch.randperm(len(loud), generator=seeded(1))[:mistakes]]] = True
+        truth = (mixing.T @ basis) / mixing.T.norm(dim=1, keepdim=True)
+        start = truth + 0.05 * normal(10, 10, seed=2)
+        found = silent_columns(basis, believed.double(), start / start.norm(dim=1, keepdim=True))
+        assert cosine_similarity(found.columns, truth).min() > 1 - 1e-6
+        assert found.residuals.max() < 1e-3
+
+    def test_a_column_that_silence_does_not_determine_is_not_claimed(self) -> None:
+        # The second sample is silent wherever the first one is: any blend of both is silent there, too.
+        mixing, _, silent = self.planted(80, 10, seed=0)
+        silent[1] |= silent[0]
+        mixing[silent[1], 1] = 0
+        basis = torch.linalg.qr(mixing).Q
+        truth = (mixing.T @ basis) / mixing.T.norm(dim=1, keepdim=True)
+        start = truth[:1] + 0.2 * truth[1:2]
+        found = silent_columns(basis, silent[:1].double(), start / start.norm())
+        assert found.residuals.item() == torch.inf
+
+    def test_units_that_are_silent_for_everyone_are_no_evidence(self) -> None:
+        mixing, _, silent = self.planted(60, 10, seed=0)
+        dead = torch.arange(60) >= 30
+        mixing[dead], silent[:, dead] = 0, True
+        basis = torch.linalg.qr(mixing).Q
+        # About 45 units are silent for each sample, but only 15 of them could have been anything else.
+        found = silent_columns(basis, silent.double(), torch.eye(10, dtype=torch.float64))
+        assert found.residuals.isinf().all()
+
+    def test_signals_with_mistakes_and_corrections(self) -> None:
+        mixing, basis, silent = self.planted(80, 10, seed=3)
+        complement = torch.linalg.qr(basis, mode="complete").Q[:, 10:]
+        directions = torch.where(silent.unsqueeze(2), 0, normal(10, 80, 3, seed=4))
+        signals = mixing.T - (directions @ (0.1 * normal(10, 3, 1, seed=5))).squeeze(2)
+        signals[:, :3] += 1.0
+        found = signal_columns(basis, complement, torch.ones(10, 80, dtype=torch.float64), signals, directions)
+        truth = (mixing.T @ basis) / mixing.T.norm(dim=1, keepdim=True)
+        assert cosine_similarity(found.columns, truth).min() > 1 - 1e-6
+        assert found.residuals.max() < 1e-3
+
+    def test_noise_is_not_taken_for_a_column(self) -> None:
+        _, basis, _ = self.planted(80, 10, seed=3)
+        complement = torch.linalg.qr(basis, mode="complete").Q[:, 10:]
+        no_directions = torch.zeros(10, 80, 0, dtype=torch.float64)
+        ones = torch.ones(10, 80, dtype=torch.float64)
+        found = signal_columns(basis, complement, ones, normal(10, 80, seed=6), no_directions)
+        assert found.residuals.min() > 0.1
+
+
+@pytest.mark.parametrize("loss", [losses.cross_entropy, losses.mse, losses.softmax_mse])
+class TestSignals:
+    def test_are_each_samples_own_gradient(self, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+        network, activations, labels = hidden_layer(20, 0), normal(6, 20), torch.arange(6)
+        found = sample_signals(network, loss, activations, labels)
+        for row, activation, label in zip(found, activations, labels, strict=True):
+            leaf = activation.clone().requires_grad_()
+            (expected,) = torch.autograd.grad(loss(network(leaf[None]), label[None]), leaf)
+            torch.testing.assert_close(row, expected)
+
+    def test_labels_are_read_off_a_column(self, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+        network, activations = hidden_layer(20, 0), normal(10, 20)
+        labels = torch.randperm(10, generator=seeded(1))
+        columns = sample_signals(network, loss, activations, labels)
+        assert torch.equal(candidate_labels(network, loss, activations, 3 * columns), labels)
+
+    def test_corrections_follow_a_change_of_the_outputs(self, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+        network, activations, labels = hidden_layer(20, 0), normal(4, 20), torch.tensor([1, 3, 5, 7])
+        signals, directions = correction_directions(network, loss, activations, labels)
+        torch.testing.assert_close(signals, sample_signals(network, loss, activations, labels))
+        assert directions.shape == (4, 20, CLASSES - 2)
+
+        def slope(outputs: Tensor, label: Tensor) -> Tensor:
+            leaf = outputs.clone().requires_grad_()
+            return torch.autograd.grad(loss(leaf[None], label[None]), leaf)[0]
+
+        for row, activation, label in zip(directions, activations, labels, strict=True):
+            outputs, jacobian = network(activation), jacrev(network)(activation)
+            others = outputs.argsort(descending=True)
+            others = others[others != label][: CLASSES - 2]
+            gradient = slope(outputs, label)
+            for found, other in zip(row.T, others, strict=True):
+                move = 1e-5 * torch.eye(CLASSES, dtype=torch.float64)[other]
+                turn = (slope(outputs + move, label) - slope(outputs - move, label)) / 2e-5
+                turn = turn - (turn @ gradient) / gradient.square().sum() * gradient
+                torch.testing.assert_close(found, turn / turn.norm() @ jacobian, rtol=1e-5, atol=1e-7)
