@@ -203,8 +203,10 @@ def _as_found(batch: ExactBatch, components: int | None) -> _Found:
 
 def _denoised(images: Tensor, noise: Tensor) -> Tensor:
     """Images less the noise that is known to be in them, where it can be seen at all."""
+    if images.dim() != 4 or min(images.shape) == 0 or min(images.shape[2:]) < 2:
+        return images
     visible = noise.to(images) > VISIBLE * images.flatten(1).std(1)
-    if images.dim() != 4 or min(images.shape[2:]) < 2 or not bool(visible.any()):
+    if not bool(visible.any()):
         return images
     return torch.where(visible.view(-1, 1, 1, 1), nonlocal_means(images, noise.to(images)), images)
 

@@ -40,6 +40,8 @@ CONFIRMED = 0.02
 """A column whose redundant units misfit less than this, relative to its mean entry, is taken for found."""
 CERTAIN = 3e-4
 """The same, where nothing but the silent units can confirm it."""
+MOST_OVERLAP = 0.1
+"""Noise relative to the weakest sample above which nothing counts as confirmed."""
 SAME = 0.99
 """Columns with a larger cosine are one."""
 QUICK_ITERATIONS, QUICK_PLACES = 25, 1000
@@ -134,17 +136,21 @@ def exact_batch(
     for attempt in _attempts(objective, mixture, reason):
         separation = unmix_mixture(mixture, weight_grad, components, image_shape, attempt, progress)
         best = _equalise(problem, _assess(problem, _start(separation.rows)))
-        status = reason
+        status, confirmed = reason, torch.zeros(mixture.size, dtype=torch.bool, device=weight_grad.device)
         if status is None:
-            best = _confirm_all(problem, best, iterations, progress)
-            status = _verdict(problem, best, weight_grad.dtype)
+            separated, best = best, _confirm_all(problem, best, iterations, progress)
+            confirmed = _confirmed(problem, best)
+            if problem.responses_change is not None and int(confirmed.sum()) < len(confirmed) / 2:
+                # Over several steps nothing but confirmation speaks for the columns found.
+                best, confirmed = separated, torch.zeros_like(confirmed)
+            status = _verdict(problem, best, confirmed, weight_grad.dtype)
         if status is ExactStatus.EXACT:
             break
     return ExactBatch(
         (best.state.rows @ mixture.coordinates).to(weight_grad.dtype),
         best.labels,
         status is ExactStatus.EXACT,
-        best.state.confirmed,
+        confirmed,
         best.whole_residual,
         best.times,
         status or ExactStatus.UNCONFIRMED,
@@ -216,6 +222,8 @@ class _Assessment(NamedTuple):
     """(n,) how much each input counts, by least squares"""
     times: Tensor
     """The same in whole numbers"""
+    signals: Tensor
+    """(n, h) what the network sends back for each input"""
     residual: float
     even_residual: float
     """The residual if all inputs counted the same."""
@@ -278,6 +286,8 @@ def _confirm_all(problem: _Problem, best: _Assessment, iterations: int, progress
             again and not gained and not refined and (complete or tolerance >= LOOSEST)
         ):
             break
+        if again and not gained and problem.responses_change is not None:
+            break  # a loose fit to an average is worth nothing
         if again and not gained and not complete:
             tolerance = min(LOOSENING * tolerance, LOOSEST)
         again = not gained or complete
@@ -391,7 +401,7 @@ def _assess(problem: _Problem, state: _State) -> _Assessment:
         rest = problem.energy - 2 * counted @ target + counted @ normal @ counted
         residual = float((rest.clamp(min=0) / problem.energy).sqrt())
         residuals.append(math.inf if math.isnan(residual) else residual)
-    return _Assessment(state, labels, shares, times.long(), *residuals)
+    return _Assessment(state, labels, shares, times.long(), signals, *residuals)
 
 
 def _signed_columns(state: _State) -> Tensor:
@@ -414,11 +424,13 @@ def _equalise(problem: _Problem, best: _Assessment) -> _Assessment:
     The bias gradient gives sizes exactly, but it is small, and noise upsets it before anything else: then this helps.
     An input that is too large by some factor is found to count less by that factor.
     """
-    if _bias_is_trusted(problem, best.state):
+    if _bias_is_trusted(problem, best.state) or problem.responses_change is not None:
         return best
     for _ in range(EQUALISATIONS):
         # Half of the correction at a time: the signals change with the size as well.
         sizes = (best.shares / best.shares.median()).clamp(1 / LOUDEST, LOUDEST).sqrt()
+        if not bool(sizes.isfinite().all()):
+            break
         rows = _common_size(best.state.rows * sizes.unsqueeze(1), problem.mixture)
         resized = _assess(problem, best.state._replace(rows=rows))
         if resized.even_residual >= best.even_residual:
@@ -451,8 +463,21 @@ def _bias_is_trusted(problem: _Problem, state: _State) -> bool:
     return problem.mixture.noise * float(state.rows.norm(dim=1).median()) < TRUSTED_BIAS
 
 
-def _verdict(problem: _Problem, best: _Assessment, dtype: torch.dtype) -> ExactStatus:
-    confirmed = best.state.confirmed
+def _confirmed(problem: _Problem, best: _Assessment) -> Tensor:
+    """Which inputs are confirmed (n,): redundant units agree on the column and, after one step, so does the signal.
+
+    Nothing is, where noise is nearly as strong as the weakest sample: then the columns' space itself is uncertain.
+    """
+    if problem.mixture.overlap > MOST_OVERLAP:
+        return torch.zeros_like(best.state.confirmed)
+    if problem.responses_change is not None:
+        return best.state.found(CERTAIN)
+    entries = _unit(_signed_columns(best.state) @ problem.mixture.basis.T)
+    apart: Tensor = (entries - _unit(best.signals)).norm(dim=1)
+    return best.state.confirmed & (apart < CONFIRMED)
+
+
+def _verdict(problem: _Problem, best: _Assessment, confirmed: Tensor, dtype: torch.dtype) -> ExactStatus:
     if best.whole_residual < EXPLAINED[dtype == torch.float64]:
         return ExactStatus.EXACT
     if bool(best.state.found(CERTAIN).all()) and problem.responses_change is not None:
