@@ -131,9 +131,11 @@ def test_list_names_every_row(table: cli.Table, capsys: pytest.CaptureFixture[st
     from fedprism.defenses import DEFENSES
     from fedprism.metrics import METRICS
     from fedprism.models import MODELS
+    from fedprism.recipes import RECIPES
     from fedprism.threats import THREATS
 
-    rows = dict(zip(cli.Table, (ATTACKS, DEFENSES, METRICS, MODELS, DATASETS, THREATS), strict=True))[table]
+    tables = (ATTACKS, DEFENSES, METRICS, MODELS, DATASETS, THREATS, RECIPES)
+    rows = dict(zip(cli.Table, tables, strict=True))[table]
     assert cli.main(["list", table]) == 0
     lines = capsys.readouterr().out.splitlines()
     for name in rows:

@@ -151,6 +151,65 @@ def test_unused_parameters_get_zero() -> None:
     assert not run_local(Partly(), some_batch(), FedSGD())["idle.weight"].any()
 
 
+HEAD = ("3.weight", "3.bias")
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_frozen_parameters_are_used_and_neither_trained_nor_sent(momentum: float) -> None:
+    model, batch = small_net(), some_batch()
+    protocol = FedAvg(lr=0.1, epochs=3, batch_size=2, momentum=momentum, shuffle=False)
+    update = run_local(model, batch, protocol, trained=HEAD)
+    assert tuple(update) == HEAD
+    head = copy.deepcopy(model[3:])
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1, momentum=momentum)
+    with torch.no_grad():
+        features = model[:3](batch.inputs)
+    for indices in torch.arange(6).split(2) * 3:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(head(features[indices]), batch.labels[indices]).backward()
+        optimizer.step()
+    for name, before, after in zip(HEAD, model[3:].parameters(), head.parameters(), strict=True):
+        torch.testing.assert_close(update[name], (after - before).detach())
+
+
+def test_frozen_parameters_are_the_ones_handed_in_not_the_models() -> None:
+    model, batch = small_net(), some_batch()
+    elsewhere = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    answer = local_update(
+        model, elsewhere, batch, loss=cross_entropy, protocol=FedSGD(), rng=torch.Generator(), trained=HEAD
+    )
+    assert not answer.update["3.weight"].any()  # the features of zero convolutions are zero
+    assert answer.update["3.bias"].any()
+
+
+@pytest.mark.parametrize("protocol", [FedSGD(), FedAvg(lr=0.1, epochs=2, batch_size=3, shuffle=False)])
+def test_defenses_see_all_parameters_and_only_trained_gradients(protocol: FedSGD | FedAvg) -> None:
+    class Watch(Defense):
+        def on_batch(self, batch: fp.Batch, context: Context, rng: torch.Generator) -> fp.Batch:
+            assert context.params is not None
+            assert set(context.params) == {"0.weight", "0.bias", *HEAD}
+            return batch
+
+        def on_examples(self, grads: Update, context: Context, rng: torch.Generator) -> Update:
+            assert tuple(grads) == HEAD
+            return grads
+
+        def on_update(self, update: Update, context: Context, rng: torch.Generator) -> Update:
+            assert tuple(update) == HEAD
+            return update
+
+    model, batch = small_net(), some_batch()
+    watched = run_local(model, batch, protocol, defense=Watch(), trained=HEAD)
+    plain = run_local(model, batch, protocol, trained=HEAD)
+    for name in HEAD:
+        torch.testing.assert_close(watched[name], plain[name])
+
+
+def test_a_client_that_trains_nothing_is_refused() -> None:
+    with pytest.raises(fp.errors.BadInput, match=r"expected.*found all frozen; unfreeze"):
+        run_local(small_net(), some_batch(), FedSGD(), trained=())
+
+
 @pytest.mark.parametrize("wrong", [{"lr": 0}, {"epochs": 0}, {"batch_size": 0}, {"momentum": 1.0}])
 def test_bad_protocols_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(fp.errors.BadInput, match="expected"):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import fedprism as fp
+from fedprism.attacks.gradient_matching import Labels
+from fedprism.solvers import FeatureInversion
 from fedprism.types import Update
 
 
@@ -146,6 +149,106 @@ def test_drawing_chooses_the_batch(scenario: fp.Scenario) -> None:
 
     _, truth = fp.simulate(dataclasses.replace(scenario, defense=FirstOnly()), fp.threats.eavesdropper)
     assert torch.equal(truth.inputs, torch.stack([client.inputs[0] for client in scenario.clients]))
+
+
+# --- frozen parameters -----------------------------------------------------------------------------------------------
+
+CONVOLUTION, DENSE = {"0.weight", "0.bias"}, {"3.weight", "3.bias", "5.weight", "5.bias"}
+STEPS = fp.FedAvg(lr=0.1, epochs=2, batch_size=2, shuffle=False)
+
+
+@pytest.fixture
+def half_frozen(digits: fp.data.ImageSet, rng: torch.Generator) -> fp.Scenario:
+    """Clients who train the dense layers behind a convolution that stays as it is."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(1, 4, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(196, 96), nn.ReLU(), nn.Linear(96, 10)]
+    model = nn.Sequential(*layers)
+    model[0].requires_grad_(False)
+    return fp.Scenario(model=model, clients=[digits.draw(4, rng) for _ in range(2)])
+
+
+def of_one_client(scenario: fp.Scenario, threat: fp.ThreatModel) -> fp.Observation:
+    return fp.simulate(dataclasses.replace(scenario, clients=scenario.clients[:1]), threat, device="cpu")[0]
+
+
+def unexplained(observation: fp.Observation, found: fp.Reconstruction) -> float:
+    residual = fp.residual(observation, found)
+    assert residual is not None
+    return residual
+
+
+@pytest.mark.parametrize("threat", ["honest_but_curious", "secure_aggregation", "curious_client"])
+@pytest.mark.parametrize("protocol", [fp.FedSGD(), STEPS])
+def test_frozen_parameters_are_neither_changed_nor_sent(
+    half_frozen: fp.Scenario, protocol: fp.FedSGD | fp.FedAvg, threat: str
+) -> None:
+    scenario = dataclasses.replace(half_frozen, rounds=3, protocol=protocol)
+    rounds = fp.simulate(scenario, fp.threats.THREATS[threat], device="cpu")[0].rounds
+    before = dict(half_frozen.model.named_parameters())
+    for seen in rounds:
+        assert set(seen.update) == DENSE
+        assert set(seen.params) == DENSE | CONVOLUTION
+        assert all(torch.equal(seen.params[name], before[name]) for name in CONVOLUTION)
+    assert all(not torch.equal(rounds[-1].params[name], before[name]) for name in DENSE)
+
+
+def test_what_is_sent_does_not_change_when_other_layers_are_frozen(half_frozen: fp.Scenario) -> None:
+    free = copy.deepcopy(half_frozen.model).requires_grad_(True)
+    whole = of_one_client(dataclasses.replace(half_frozen, model=free), fp.threats.honest_but_curious).rounds[0].update
+    for name, tensor in of_one_client(half_frozen, fp.threats.honest_but_curious).rounds[0].update.items():
+        torch.testing.assert_close(tensor, whole[name])
+
+
+def test_a_model_that_is_frozen_altogether_is_refused(half_frozen: fp.Scenario) -> None:
+    half_frozen.model.requires_grad_(False)
+    with pytest.raises(fp.errors.BadInput, match="found all frozen"):
+        fp.simulate(half_frozen, fp.threats.eavesdropper)
+
+
+@pytest.mark.parametrize("protocol", [fp.FedSGD(), STEPS])
+@pytest.mark.parametrize("through_a_capture", [False, True])
+def test_the_true_batch_explains_all_of_such_an_update(
+    half_frozen: fp.Scenario, protocol: fp.FedSGD | fp.FedAvg, through_a_capture: bool, tmp_path: Path
+) -> None:
+    scenario = dataclasses.replace(half_frozen, protocol=protocol)
+    observation, batch = of_one_client(scenario, fp.threats.honest_but_curious), scenario.clients[0]
+    if through_a_capture:
+        fp.io.save(observation, tmp_path / "capture")
+        # Whoever loads the capture has the model, but was not told what is frozen.
+        free = copy.deepcopy(half_frozen.model).requires_grad_(True)
+        observation = fp.io.load(tmp_path / "capture", model=free)
+        assert set(observation.rounds[0].update) == DENSE
+        assert set(observation.rounds[0].params) == DENSE | CONVOLUTION
+    private = fp.Reconstruction(inputs=batch.inputs, labels=batch.labels)
+    assert unexplained(observation, private) < 1e-5
+    wrong = dataclasses.replace(private, inputs=batch.inputs.flip(3))
+    assert unexplained(observation, wrong) > 0.1
+
+
+@pytest.mark.parametrize("protocol", [fp.FedSGD(), STEPS])
+def test_gradient_matching_works_on_such_an_update(half_frozen: fp.Scenario, protocol: fp.FedSGD | fp.FedAvg) -> None:
+    scenario = dataclasses.replace(half_frozen, protocol=protocol)
+    observation = of_one_client(scenario, fp.threats.honest_but_curious.granting("labels"))
+    attack = dataclasses.replace(fp.attacks.inverting_gradients(), labels=Labels.KNOWN, restarts=1)
+    residuals = []
+    for iterations in (1, 60):
+        found = fp.run(dataclasses.replace(attack, iterations=iterations), observation, device="cpu")
+        residuals.append(unexplained(observation, found))
+    assert residuals[1] < residuals[0] / 2
+
+
+def test_the_cocktail_party_works_on_such_an_update(half_frozen: fp.Scenario) -> None:
+    observation = of_one_client(half_frozen, fp.threats.honest_but_curious)
+    attack = fp.attacks.CocktailParty(inversion=FeatureInversion(iterations=60), matching=1.0)
+    found = fp.run(attack, observation, device="cpu")
+    batch = half_frozen.clients[0]
+    with torch.no_grad():
+        truth = half_frozen.model[:3](batch.inputs)
+    assert found.features is not None
+    similar = nn.functional.cosine_similarity(truth.unsqueeze(1), found.features.unsqueeze(0), dim=2)
+    assert similar.max(1).values.min() > 0.999
+    assert sorted(similar.argmax(1).tolist()) == list(range(len(batch)))
+    assert min(found.diagnostics["feature_cosines"]) > 0.9
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ guesses and differentiate through it, so the two can never drift apart.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -74,10 +75,12 @@ def local_update(
     defense: Defense | None = None,
     buffers: Update | None = None,
     context: Context | None = None,
+    trained: Collection[str] | None = None,
     create_graph: bool = False,
 ) -> LocalUpdate:
     """What a client that holds `data` sends, and its buffers (batch-norm statistics) afterwards.
 
+    `trained` names the parameters that the client trains and sends, all of them unless said; the others are frozen.
     Neither the model nor any argument is changed. With `create_graph` the update is differentiable with respect to
     data.inputs and soft data.labels.
     """
@@ -86,17 +89,26 @@ def local_update(
     loss = defense.on_loss(loss)
     # Batch-norm layers write into the buffers they are given: hand them copies.
     buffers = {name: b.detach().clone() for name, b in (buffers or dict(model.named_buffers())).items()}
-    start = {name: p.detach().requires_grad_() for name, p in params.items()}
+    frozen = {name: p.detach() for name, p in params.items() if trained is not None and name not in trained}
+    start = {name: p.detach().requires_grad_() for name, p in params.items() if name not in frozen}
+    if not start:
+        raise BadInput("expected at least one parameter that the client trains, found all frozen; unfreeze a layer.")
+    held = {**frozen, **buffers}
 
     def gradient(current: Update, indices: Tensor, step: int) -> Update:
         here = Context(
-            model=model, params=current, indices=indices, client=context.client, round=context.round, step=step
+            model=model,
+            params={**frozen, **current},
+            indices=indices,
+            client=context.client,
+            round=context.round,
+            step=step,
         )
         batch = defense.on_batch(data[indices], here, rng)
         if defense.per_example:
-            each = _example_gradients(model, current, buffers, batch, loss)
+            each = _example_gradients(model, current, held, batch, loss)
             return {name: g.mean(0) for name, g in defense.on_examples(each, here, rng).items()}
-        return _batch_gradient(model, current, buffers, batch, loss, create_graph)
+        return _batch_gradient(model, current, held, batch, loss, create_graph)
 
     everything = torch.arange(len(data))
     if isinstance(protocol, FedSGD):
@@ -131,10 +143,10 @@ def _minibatches(size: int, protocol: FedAvg, rng: torch.Generator) -> list[Tens
 
 
 def _batch_gradient(
-    model: nn.Module, params: Update, buffers: dict[str, Tensor], batch: Batch, loss: LossFn, create_graph: bool
+    model: nn.Module, params: Update, held: Update, batch: Batch, loss: LossFn, create_graph: bool
 ) -> Update:
     try:
-        outputs = functional_call(model, {**params, **buffers}, (batch.inputs,))
+        outputs = functional_call(model, {**params, **held}, (batch.inputs,))
     except ValueError as error:  # batch-norm refuses a batch of one in train mode
         raise BadInput(
             f"expected a batch that the model accepts, found one of {len(batch)} ({error}); "
@@ -147,13 +159,11 @@ def _batch_gradient(
     return dict(zip(params, grads, strict=True))
 
 
-def _example_gradients(
-    model: nn.Module, params: Update, buffers: dict[str, Tensor], batch: Batch, loss: LossFn
-) -> Update:
+def _example_gradients(model: nn.Module, params: Update, held: Update, batch: Batch, loss: LossFn) -> Update:
     """Every example's own gradient, (batch, *shape) a parameter."""
 
     def example_loss(current: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        outputs = functional_call(model, {**current, **buffers}, (x.unsqueeze(0),))
+        outputs = functional_call(model, {**current, **held}, (x.unsqueeze(0),))
         return loss(outputs, y.unsqueeze(0))
 
     per_example = vmap(grad(example_loss), in_dims=(None, 0, 0), randomness="different")

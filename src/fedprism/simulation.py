@@ -34,8 +34,8 @@ class Scenario:
     """A federation: the model, each client's data, and how they train together.
 
     Inputs are what the model is fed; `normalization` (mean, std per channel) says how pixels in `bounds` became inputs.
-    Clients train in train mode unless `training` is False. `public_data` is data of the same kind that belongs to no
-    client, for threat models that grant it.
+    Clients train in train mode unless `training` is False. Parameters that do not require gradients are frozen: neither
+    trained nor sent. `public_data` is data of the same kind that belongs to no client, for threat models that grant it.
     """
 
     model: nn.Module
@@ -163,6 +163,7 @@ def _client_round(
             defense=scenario.defense,
             buffers=_on(buffers, place),
             context=context,
+            trained=[name for name, p in model.named_parameters() if p.requires_grad],
         )
     return _Answer(name, batch, _on(update, torch.device("cpu")))
 
@@ -179,7 +180,7 @@ def _seen(
     if threat.sees == "client":
         return [replace(sent, update=answer.update, kind=kind, participants=(answer.name,)) for answer in answers]
     if threat.participates:
-        delta = {name: after[name] - p for name, p in sent.params.items()}
+        delta = {name: after[name] - sent.params[name] for name in answers[0].update}
         return [replace(sent, update=delta, kind="delta", clients=len(answers))]
     return [
         replace(
@@ -211,7 +212,7 @@ def _step(params: Update, answers: Sequence[_Answer], scenario: Scenario) -> Upd
     """The next global model. Secure sums are divided by the number of clients before the step."""
     moved = _aggregate(answers, "weighted_mean" if scenario.aggregation == "weighted_mean" else "mean")
     factor = 1.0 if scenario.protocol.kind == "delta" else -scenario.protocol.lr
-    return {name: p + factor * moved[name] for name, p in params.items()}
+    return {name: p + factor * moved[name] if name in moved else p for name, p in params.items()}
 
 
 def _everything(scenario: Scenario, threat: ThreatModel, drawn: list[tuple[str, Batch]]) -> Knowledge:

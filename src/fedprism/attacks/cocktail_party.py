@@ -40,8 +40,9 @@ class CocktailParty(Attack):
 
     objective: how the batch is separated. exact: go on to the exact stage where it applies. bias_scale: take scale and
     sign from the bias gradient; without it they stay open. denoise: take what the gradient's noise leaves in images
-    out of them. inversion, images: how features are turned into images, and
-    of how many samples (all unless said). matching: weight of an additional gradient-matching term in that.
+    out of them. inversion, images: how features are turned into images, and of how many samples (all unless said).
+    matching: weight of an additional gradient-matching term in that; it needs all images and the labels found with
+    them, and the status says where it was left out.
     """
 
     objective: StudentICA | CocktailObjective = StudentICA()  # noqa: RUF009 (frozen)
@@ -81,20 +82,23 @@ class CocktailParty(Attack):
         found = self._separate(observation, seen, network, layer)
         shape = observation.knowledge.input_shape or ()
         inputs: Tensor | None = None
-        features, cosines = None, None
+        features, cosines, status = None, None, found.status
         if layer is network.fed_by_input():
             inputs = found.samples.view(-1, *shape)
             inputs = _denoised(inputs, found.noise) if self.denoise else inputs
         else:
             features = found.samples
             inputs, cosines = self._invert(observation, seen, layer, found, rng)
+            obstacle = self._obstacle_to_matching(found)
+            if self.matching and obstacle is not None:
+                status = f"{status}; gradient matching was left out because {obstacle}"
         ambiguity: frozenset[Ambiguity] = frozenset({"order"} if found.scaled else {"order", "sign", "scale"})
         return Reconstruction(
             inputs=inputs,
             labels=found.labels,
             features=features,
             ambiguity=ambiguity if features is None else frozenset({"order"}),
-            status=found.status,
+            status=status,
             diagnostics={
                 "layer": layer.weight,
                 "batch_size": len(found.samples),
@@ -147,7 +151,7 @@ class CocktailParty(Attack):
             return None, None
         start = torch.randn(len(target), *(observation.knowledge.input_shape or ()), generator=rng).to(target)
         extra = None
-        if self.matching and found.labels is not None and len(target) == len(found.samples):
+        if self.matching and self._obstacle_to_matching(found) is None and found.labels is not None:
             forward, labels = forward_model(observation, seen, unroll=False), found.labels
 
             def extra(inputs: Tensor) -> Tensor:
@@ -163,6 +167,13 @@ class CocktailParty(Attack):
             progress=progress.report,
         )
         return inverted.inputs, inverted.cosines.tolist()
+
+    def _obstacle_to_matching(self, found: _Found) -> str | None:
+        """Why the gradient of the images that are inverted cannot be compared with the observed one."""
+        count = len(found.samples[: self.images])
+        if count < len(found.samples):
+            return f"only {count} of {len(found.samples)} images were to be inverted"
+        return "the labels are unknown" if found.labels is None else None
 
 
 def cocktail_party() -> CocktailParty:

@@ -20,7 +20,10 @@ FORWARD_USES = frozenset({"local_lr", "local_epochs", "local_batch_size", "local
 
 @dataclass(frozen=True)
 class Forward:
-    """What a client holding (inputs, labels) would have sent, in the order of `names`; `target` is what was sent."""
+    """What a client holding (inputs, labels) would have sent, in the order of `names`; `target` is what was sent.
+
+    Parameters that are not in `names` were not sent: they are taken to be frozen.
+    """
 
     model: nn.Module
     params: Update
@@ -41,6 +44,7 @@ class Forward:
             rng=torch.Generator(),  # nothing random is left: no shuffling, deterministic parts of the defense
             defense=self.defense,
             buffers=self.buffers,
+            trained=self.names,
             create_graph=create_graph,
         )
         return [answer.update[name] for name in self.names]

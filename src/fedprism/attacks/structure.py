@@ -87,7 +87,8 @@ def trace(observation: Observation) -> Trace:
     def watch(module: nn.Module, args: tuple[Tensor, ...], outputs: Tensor) -> None:
         prefix = f"{names[module]}." if names[module] else ""
         bias = f"{prefix}bias" if getattr(module, "bias", None) is not None else None
-        layers.append(DenseLayer(f"{prefix}weight", bias, args[0].detach(), outputs.detach()))
+        # Copies, because an activation may work in place.
+        layers.append(DenseLayer(f"{prefix}weight", bias, args[0].detach().clone(), outputs.detach().clone()))
 
     hooks = [m.register_forward_hook(watch) for m in model.modules() if isinstance(m, nn.Linear)]
     try:

@@ -28,6 +28,9 @@ QUICK_NOTE = (
 _FORMATS: dict[str, Callable[[float], str]] = {
     "LPIPS": lambda value: f"{value:.3f}",
     "PSNR": lambda value: f"{value:.1f} dB",
+    "best PSNR": lambda value: f"{value:.1f} dB",
+    "worst PSNR": lambda value: f"{value:.1f} dB",
+    "over 25 dB": lambda value: f"{value:.0%}",
     "over 40 dB": lambda value: f"{value:.0%}",
 }
 

@@ -166,11 +166,8 @@ def cnn_photos(settings: Settings, *, pool: int = 8, frozen: bool = False) -> Vi
 
 
 def freeze(module: nn.Module) -> None:
-    """Make every parameter a buffer, under the same name: a client uses it, and neither trains it nor sends it."""
-    for part in module.modules():
-        for name, parameter in list(part.named_parameters(recurse=False)):
-            delattr(part, name)
-            part.register_buffer(name, parameter.detach())
+    """Let clients use the module's parameters, and neither train nor send them."""
+    module.requires_grad_(False)
 
 
 def _trained_fc2(

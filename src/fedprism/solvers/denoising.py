@@ -20,7 +20,7 @@ STRENGTH = 0.6
 def nonlocal_means(images: Tensor, noise: Tensor) -> Tensor:
     """Images (n, channels, height, width) less white noise of standard deviation `noise` (n,)."""
     height, width = images.shape[2:]
-    variance = noise.square().clamp(min=torch.finfo(images.dtype).tiny).view(-1, 1, 1, 1)
+    variance = noise.to(images).square().clamp(min=torch.finfo(images.dtype).tiny).view(-1, 1, 1, 1)
     reach = min(REACH, height - 1, width - 1)
     padded = pad(images, (reach,) * 4, mode="reflect")
     total, weights = torch.zeros_like(images), images.new_zeros(len(images), 1, height, width)

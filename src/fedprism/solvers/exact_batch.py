@@ -38,8 +38,8 @@ from .signals import FEW_CLASSES, Network, candidate_labels, correction_directio
 
 CONFIRMED = 0.02
 """A column whose redundant units misfit less than this, relative to its mean entry, is taken for found."""
-CERTAIN = 3e-4
-"""The same, where nothing but the silent units can confirm it."""
+CERTAIN, NEARLY_ALL = 3e-4, 0.95
+"""The same, where nothing but the silent units can confirm it; and how many must be, for them to be of use."""
 MOST_OVERLAP = 0.1
 """Noise relative to the weakest sample above which nothing counts as confirmed."""
 SAME = 0.99
@@ -51,6 +51,8 @@ UNDECIDED, SILENT = 1e-3, 1e-3
 FINISHED = 1e-6
 EXPLAINED = {False: 1e-4, True: 1e-6}
 """Residuals below this are rounding error, for gradients in single and in double precision."""
+BIAS_SLACK = 3.0
+"""How many standard deviations of the noise the bias gradient may be missed by."""
 EQUALISATIONS, TRUSTED_BIAS = 8, 0.01
 """Steps towards inputs that count the same, taken where noise makes more than this of their sizes uncertain."""
 DRIFTING = 0.05
@@ -64,7 +66,7 @@ LOOSENING, LOOSEST = 4.0, 2.0
 class ExactStatus(StrEnum):
     EXACT = "the gradient recomputed from the inputs is the observed one to rounding error"
     CONFIRMED = "every input is confirmed by the units it leaves silent; several local steps allow no recomputation"
-    PARTIAL = "some inputs are confirmed by the units they leave silent, the others are separated statistically"
+    PARTIAL = "some inputs' signals are confirmed, the others are not, and what is wrong in those blends into all"
     NO_REDUNDANCY = "the layer has too few units beyond the batch size to confirm anything; separated statistically"
     UNCONFIRMED = "no input could be confirmed (noise, a defense, or samples much alike); separated statistically"
     NO_BIAS = "without the gradient of the layer's bias scale and sign are unknown; separated statistically"
@@ -140,8 +142,8 @@ def exact_batch(
         if status is None:
             separated, best = best, _confirm_all(problem, best, iterations, progress)
             confirmed = _confirmed(problem, best)
-            if problem.responses_change is not None and int(confirmed.sum()) < len(confirmed) / 2:
-                # Over several steps nothing but confirmation speaks for the columns found.
+            if problem.responses_change is not None and int(confirmed.sum()) < NEARLY_ALL * len(confirmed):
+                # Over several steps nothing but confirmation speaks for the columns, and one wrong one spoils others.
                 best, confirmed = separated, torch.zeros_like(confirmed)
             status = _verdict(problem, best, confirmed, weight_grad.dtype)
         if status is ExactStatus.EXACT:
@@ -433,10 +435,17 @@ def _equalise(problem: _Problem, best: _Assessment) -> _Assessment:
             break
         rows = _common_size(best.state.rows * sizes.unsqueeze(1), problem.mixture)
         resized = _assess(problem, best.state._replace(rows=rows))
-        if resized.even_residual >= best.even_residual:
+        if resized.even_residual >= best.even_residual or not _agrees_with_bias(problem.mixture, rows):
             break
         best = resized
     return best
+
+
+def _agrees_with_bias(mixture: Mixture, rows: Tensor) -> bool:
+    """Whether the columns add up to the bias gradient but for noise: inputs that were clipped do not count the same."""
+    assert mixture.bias is not None
+    missing = float((torch.linalg.pinv(rows).sum(1) - mixture.bias).norm())
+    return missing < BIAS_SLACK * mixture.noise * math.sqrt(len(rows))
 
 
 def _common_size(rows: Tensor, mixture: Mixture) -> Tensor:

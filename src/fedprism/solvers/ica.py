@@ -26,6 +26,7 @@ from .matching import Progress
 from .mixture import Mixture, reduce_mixture
 from .published import CocktailObjective, separate
 
+LEAST_ITERATIONS = 80
 PLACES_A_SOURCE = 16
 FEW_CHANNELS = 2
 LOUDEST = 3.0
@@ -46,13 +47,14 @@ class StudentICA:
 
     `derivatives`: separate differences of neighbouring pixels instead of pixels. `grouped`: the channels and directions
     at a pixel share one prior. `tail`: degrees of freedom of the prior; the smaller, the sparser the sources.
-    `places`: look at no more than about so many pixels, evenly spread; all of them unless said.
+    `iterations`: at most so many; by default 80, or as many as there are sources. `places`: look at no more than about
+    so many pixels, evenly spread; all of them unless said.
     """
 
     derivatives: bool = True
     grouped: bool = True
     tail: float = 0.03
-    iterations: int = 80
+    iterations: int | None = None
     places: int | None = None
 
 
@@ -199,7 +201,8 @@ def separate_by_likelihood(
     # Free lengths separate colour photographs better. With few channels contrasts are often exactly zero (flat parts,
     # features behind a ReLU), and the likelihood of rows that grow without end has no bound.
     free = signals.shape[1] > FEW_CHANNELS
-    rotation = _maximise_likelihood(white, rotation, objective.tail, objective.iterations, progress, free=free)
+    iterations = objective.iterations or max(LEAST_ITERATIONS, len(signals))
+    rotation = _maximise_likelihood(white, rotation, objective.tail, iterations, progress, free=free)
     return rotation.double() @ whitening
 
 
@@ -249,13 +252,20 @@ def _fixed_point(white: Tensor, iterations: int = 60, tolerance: float = 1e-4) -
     for _ in range(iterations):
         bent = torch.tanh(rotation @ white)
         slope = (1 - bent.square()).mean(1, keepdim=True)
-        left, _, right = torch.linalg.svd(bent @ white.T / places - slope * rotation)
-        turned = left @ right
+        turned = _orthogonal(bent @ white.T / places - slope * rotation)
         moved = float((1 - (turned * rotation).sum(1).abs()).max())
         rotation = turned
         if moved < tolerance:
             break
     return rotation
+
+
+def _orthogonal(rows: Tensor) -> Tensor:
+    """The nearest matrix with orthonormal rows, by a symmetric eigendecomposition: GPUs are slow at singular values."""
+    values, vectors = torch.linalg.eigh(rows.double() @ rows.double().T)
+    floor = torch.finfo(torch.float64).eps * values[-1].clamp(min=torch.finfo(torch.float64).tiny)
+    turned: Tensor = vectors * values.clamp(min=floor).rsqrt() @ vectors.T @ rows.double()
+    return turned.to(rows.dtype)
 
 
 def _maximise_likelihood(
