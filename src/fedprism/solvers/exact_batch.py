@@ -288,7 +288,8 @@ def _confirm_all(problem: _Problem, best: _Assessment, iterations: int, progress
             again and not gained and not refined and (complete or tolerance >= LOOSEST)
         ):
             break
-        if again and not gained and problem.responses_change is not None:
+        hopeless = iteration >= 4 and float(state.found(CERTAIN).double().mean()) < 0.5
+        if problem.responses_change is not None and (hopeless or (again and not gained)):
             break  # a loose fit to an average is worth nothing
         if again and not gained and not complete:
             tolerance = min(LOOSENING * tolerance, LOOSEST)
