@@ -146,7 +146,7 @@ def exact_batch(
                 # Over several steps nothing but confirmation speaks for the columns, and one wrong one spoils others.
                 best, confirmed = separated, torch.zeros_like(confirmed)
             status = _verdict(problem, best, confirmed, weight_grad.dtype)
-        if status is ExactStatus.EXACT:
+        if status in (ExactStatus.EXACT, ExactStatus.CONFIRMED):
             break
     return ExactBatch(
         (best.state.rows @ mixture.coordinates).to(weight_grad.dtype),
