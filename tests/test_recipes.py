@@ -236,7 +236,7 @@ def victim(count: int = 12, client_images: int | None = None, *, frozen: bool = 
         convolutions = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU())
         dense = nn.Sequential(nn.Flatten(), nn.Linear(1024, 32), nn.ReLU(), nn.Linear(32, 4))
     if frozen:
-        victims.freeze(convolutions)
+        convolutions.requires_grad_(False)
     return Victim(
         name="noise",
         model=nn.Sequential(convolutions, dense),

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedprism import losses, progress
 from fedprism.attacks.base import Attack, only_round
-from fedprism.attacks.forward import FORWARD_USES, forward_model, input_box
+from fedprism.attacks.forward import FORWARD_USES, forward_model, input_box, one_local_step
 from fedprism.attacks.splitting import features_before, network_behind
 from fedprism.attacks.structure import DenseLayer, Trace, trace
 from fedprism.errors import BadInput, NotApplicable
@@ -225,7 +225,7 @@ def _denoised(images: Tensor, noise: Tensor) -> Tensor:
 def _behind(observation: Observation, seen: Round, network: Trace, layer: DenseLayer) -> Behind:
     """The network behind the layer. For several local steps: halfway, with what they changed."""
     params, change = dict(seen.params), None
-    if seen.kind == "delta" and not _one_step(observation, seen):
+    if seen.kind == "delta" and not one_local_step(observation, seen):
         scale = 0.5 / seen.clients if seen.reduction == "sum" else 0.5
         params = {name: tensor + scale * seen.update[name] for name, tensor in params.items() if name in seen.update}
         params = {**seen.params, **params}
@@ -238,14 +238,4 @@ def _behind(observation: Observation, seen: Round, network: Trace, layer: DenseL
         bias=params[bias] if bias in params else params[weight].new_zeros(len(params[weight])),
         weight_change=None if change is None else change * seen.update[weight],
         bias_change=None if change is None or bias not in seen.update else change * seen.update[bias],
-    )
-
-
-def _one_step(observation: Observation, seen: Round) -> bool:
-    """Whether a delta is known to be a single step on the whole batch."""
-    knowledge, size = observation.knowledge, observation.knowledge.batch_size
-    return (
-        knowledge.local_epochs == 1
-        and isinstance(size, int)
-        and (knowledge.local_batch_size or 0) * seen.clients >= size
     )

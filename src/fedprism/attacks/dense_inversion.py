@@ -19,6 +19,7 @@ from torch.nn.functional import one_hot
 
 from fedprism import losses
 from fedprism.attacks.base import Attack, only_round
+from fedprism.attacks.forward import one_local_step
 from fedprism.attacks.structure import Activation, DenseLayer, Trace, trace
 from fedprism.errors import NotApplicable
 from fedprism.solvers import dense, labels
@@ -106,9 +107,8 @@ def _gradient_scale(observation: Observation, seen: Round) -> float | None:
     scale = 1.0 / seen.clients if seen.reduction == "sum" else 1.0
     if seen.kind == "gradient":
         return scale
-    knowledge, size = observation.knowledge, observation.knowledge.batch_size
-    one_step = knowledge.local_epochs == 1 and isinstance(size, int) and (knowledge.local_batch_size or 0) >= size
-    return scale / knowledge.local_lr if one_step and knowledge.local_lr else None
+    rate = observation.knowledge.local_lr
+    return scale / rate if rate and one_local_step(observation, seen) else None
 
 
 def _uses_cross_entropy(observation: Observation) -> bool:

@@ -104,6 +104,12 @@ def local_protocol(observation: Observation, seen: Round) -> FedAvg:
     return protocol
 
 
+def one_local_step(observation: Observation, seen: Round) -> bool:
+    """Whether each client is known to have taken a single step on all its samples: then a delta is one gradient."""
+    knowledge, size = observation.knowledge, _batch_size(observation)
+    return knowledge.local_epochs == 1 and 0 < size <= (knowledge.local_batch_size or 0) * seen.clients
+
+
 def _batch_size(observation: Observation) -> int:
     size = observation.knowledge.batch_size
     return size if isinstance(size, int) else 0

@@ -128,7 +128,7 @@ def vgg16_imagenet(settings: Settings, *, pool: int = 7, frozen: bool = False) -
     if pool != 7:
         model = _repooled(model, pool, settings.seed)
     if frozen:
-        freeze(convolutions)
+        convolutions.requires_grad_(False)
     note = (
         f"VGG-16: convolutions trained on ImageNet{', frozen' if frozen else ''}, dense layers fresh (seeded), no "
         f"dropout, {512 * pool * pool:,} features; {len(images):,} photographs of ImageNet."
@@ -155,7 +155,7 @@ def cnn_photos(settings: Settings, *, pool: int = 8, frozen: bool = False) -> Vi
         )
     _make_sparse(convolutions, training.normalised(_everything(images).inputs, IMAGENET))
     if frozen:
-        freeze(convolutions)
+        convolutions.requires_grad_(False)
     note = (
         f"Quick: a small untrained convolutional network{', convolutions frozen,' if frozen else ''} with "
         f"{32 * pool * pool:,} features, its thresholds set so that {QUICK_ACTIVE:.0%} of the outputs are "
@@ -163,11 +163,6 @@ def cnn_photos(settings: Settings, *, pool: int = 8, frozen: bool = False) -> Vi
     )
     model = nn.Sequential(convolutions, nn.AdaptiveAvgPool2d(pool), dense)
     return Victim(name="photos", model=model, images=images, normalization=IMAGENET, note=note)
-
-
-def freeze(module: nn.Module) -> None:
-    """Let clients use the module's parameters, and neither train nor send them."""
-    module.requires_grad_(False)
 
 
 def _trained_fc2(

@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from .mixture import effective_rank
+
 PATIENCE = 20
 """Iterations without clear progress after which `solve_output_layer` stops."""
 
@@ -79,9 +81,7 @@ def invert_single(weight_grad: Tensor, bias_grad: Tensor) -> Tensor:
 def numerical_rank(weight_grad: Tensor, bias_grad: Tensor) -> int:
     """How many independent samples stand behind a layer's gradient; a lower bound of the batch size."""
     both = torch.cat([weight_grad, bias_grad.unsqueeze(1)], dim=1)
-    values = torch.linalg.svdvals(both.double())
-    threshold = 10 * max(both.shape) ** 0.5 * torch.finfo(weight_grad.dtype).eps * values[0]
-    return int((values > threshold).sum())
+    return effective_rank(torch.linalg.svdvals(both.double()), both.shape, both.dtype)[0]
 
 
 def absent_class(bias_grad: Tensor, present: Tensor) -> int | None:
