@@ -1,11 +1,13 @@
 """Cocktail party on FC-2 of width 256, trained: how exactly whole batches come back, and how fast.
 
     python benchmarks/cocktail_party.py --data-dir DATA [--sizes 8,16,32,64,128,192,256] [--batches 5] [--threads 1]
+    python benchmarks/cocktail_party.py --data-dir DATA --reduced --device cuda
 
 For CIFAR-10 and Tiny-ImageNet: separation alone and with the exact stage, on gradients; FedAvg updates at 128 samples;
 noise on the unit-norm gradient at 8 samples; and the published optimisation (25,000 Adam steps) on one batch of 64,
-timed in the same run. Prints what is expected to hold and whether it does, and writes
-benchmarks/results/cocktail_party.json.
+timed in the same run. `--reduced`: batches of 64 only, two of each, and the published optimisation. Prints what is
+expected to hold and whether it does, and writes benchmarks/results/cocktail_party.json. Memory and features before a
+dense layer: benchmarks/cocktail_party_memory.py.
 """
 
 from __future__ import annotations
@@ -36,33 +38,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, default=None)
     parser.add_argument("--sizes", type=lambda text: [int(word) for word in text.split(",")], default=None)
-    parser.add_argument("--batches", type=int, default=5)
+    parser.add_argument("--batches", type=int, default=None)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument(
         "--gradients-only", action="store_true", help="leave out FedAvg, noise and the published method"
     )
+    parser.add_argument("--reduced", action="store_true", help="batches of 64 and the published method only")
     parser.add_argument("--device", default=None)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "cocktail_party.json")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    sizes = args.sizes or ((64,) if args.reduced else (8, 16, 32, 64, 128, 192, 256))
+    batches = range(args.batches or (2 if args.reduced else 5))
     settings = Settings(data_dir=args.data_dir, device=args.device)
     rows: list[dict[str, object]] = []
     for make in (fc2_cifar10, fc2_tiny_imagenet):
         victim = make(settings)
         print(victim.note, flush=True)
-        for size in args.sizes or (8, 16, 32, 64, 128, 192, 256):
-            measured = [_measure(victim, settings, size, number) for number in range(args.batches)]
+        for size in sizes:
+            measured = [_measure(victim, settings, size, number) for number in batches]
             rows.append(_row(victim, f"gradient, {size}", measured))
         if args.gradients_only:
             continue
-        averaged = fp.FedAvg(lr=1e-3, epochs=10, batch_size=32)
-        for size in (64, 128):
-            measured = [_measure(victim, settings, size, number, protocol=averaged) for number in range(args.batches)]
-            rows.append(_row(victim, f"FedAvg, {size}", measured))
-        if victim.name == "Tiny-ImageNet":
-            noise = fp.chain(fp.defenses.Clip(1.0, always=True), fp.defenses.GaussianNoise(1e-4))
-            measured = [_measure(victim, settings, 8, number, defense=noise) for number in range(args.batches)]
-            rows.append(_row(victim, "unit-norm gradient, noise 1e-4, 8", measured))
+        if not args.reduced:
+            rows += _other_updates(victim, settings, batches)
         rows.append({"data": victim.name, "what": "published objective, 64", **_published(victim, settings)})
         print(json.dumps(rows[-1]), flush=True)
     verdict = dict(_expectations(rows))
@@ -71,6 +70,20 @@ def main() -> None:
     args.output.parent.mkdir(parents=True, exist_ok=True)
     device = "GPU" if torch.cuda.is_available() and args.device != "cpu" else f"CPU, {args.threads} thread(s)"
     args.output.write_text(json.dumps({"device": device, "expected": verdict, "rows": rows}, indent=1) + "\n")
+
+
+def _other_updates(victim: Victim, settings: Settings, batches: range) -> list[dict[str, object]]:
+    """FedAvg at 64 and 128 samples, and noise at 8."""
+    rows = []
+    averaged = fp.FedAvg(lr=1e-3, epochs=10, batch_size=32)
+    for size in (64, 128):
+        measured = [_measure(victim, settings, size, number, protocol=averaged) for number in batches]
+        rows.append(_row(victim, f"FedAvg, {size}", measured))
+    if victim.name == "Tiny-ImageNet":
+        noise = fp.chain(fp.defenses.Clip(1.0, always=True), fp.defenses.GaussianNoise(1e-4))
+        measured = [_measure(victim, settings, 8, number, defense=noise) for number in batches]
+        rows.append(_row(victim, "unit-norm gradient, noise 1e-4, 8", measured))
+    return rows
 
 
 def _measure(victim: Victim, settings: Settings, size: int, number: int, **scenario: object) -> dict[str, object]:

@@ -167,6 +167,16 @@ def test_several_local_steps_are_confirmed_by_silent_units(photos: fp.data.Image
     assert confirmed >= often
 
 
+@pytest.mark.parametrize("seed", [0, 1, 3])
+def test_over_several_local_steps_those_confirmed_help_the_others(photos: fp.data.ImageSet, seed: int) -> None:
+    batch, protocol = photos.draw(24, seeded(seed)), fp.FedAvg(lr=0.01, epochs=3, batch_size=12)
+    found, scores = attacked(fc2(), batch, protocol=protocol)
+    _, separated = attacked(fc2(), batch, attack=fp.attacks.CocktailParty(exact=False), protocol=protocol)
+    assert found.status == ExactStatus.PARTIAL
+    assert 12 <= found.diagnostics["confirmed"] < 24
+    assert scores.mean("psnr") > separated.mean("psnr") + 1
+
+
 class TestSeveralClients:
     @pytest.mark.parametrize("aggregation", ["sum", "mean"])
     def test_an_aggregate_is_one_large_batch(self, photos: fp.data.ImageSet, aggregation: str) -> None:
@@ -357,9 +367,10 @@ class TestRefusalsAndStatuses:
         assert scores.mean("psnr") > 35
 
     def test_separation_alone(self, photos: fp.data.ImageSet) -> None:
-        found, scores = attacked(fc2(), photos.draw(8, seeded(0)), attack=fp.attacks.CocktailParty(exact=False))
+        batch = photos.draw(8, seeded(0))
+        found, scores = attacked(fc2(), batch, attack=fp.attacks.CocktailParty(exact=False))
         assert found.status == UnmixStatus.SEPARATED
-        assert found.labels is None
+        assert labels_in_order(found, scores) == batch.labels.tolist()
         assert found.diagnostics["certificate"] is None
         assert 35 < scores.mean("psnr") < 100
 
@@ -367,7 +378,19 @@ class TestRefusalsAndStatuses:
         threat = fp.threats.honest_but_curious.withholding("loss")
         found, scores = attacked(fc2(), photos.draw(8, seeded(0)), threat)
         assert found.status == UnmixStatus.SEPARATED
+        assert found.labels is None
         assert scores.mean("psnr") > 35
+
+    @pytest.mark.parametrize("protocol", [fp.FedSGD(), fp.FedAvg(lr=0.01, epochs=3)])
+    def test_labels_without_the_exact_stage(self, photos: fp.data.ImageSet, protocol: fp.FedSGD | fp.FedAvg) -> None:
+        batch = photos.draw(32, seeded(0))
+        found, scores = attacked(fc2(), batch, attack=fp.attacks.CocktailParty(exact=False), protocol=protocol)
+        right = torch.tensor(labels_in_order(found, scores)) == batch.labels
+        assert right.double().mean() > 0.9
+
+    def test_no_labels_where_scales_are_open(self, photos: fp.data.ImageSet) -> None:
+        attack = fp.attacks.CocktailParty(exact=False, bias_scale=False)
+        assert attacked(fc2(), photos.draw(8, seeded(0)), attack=attack)[0].labels is None
 
     def test_the_published_objective(self, photos: fp.data.ImageSet) -> None:
         attack = fp.attacks.CocktailParty(objective=CocktailObjective(iterations=50), exact=False)

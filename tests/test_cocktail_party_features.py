@@ -110,8 +110,8 @@ def test_matching_is_not_left_out_where_all_are_asked_for(observation: fp.Observ
     assert torch.equal(found.inputs, fp.run(MATCHED, observation, device="cpu").inputs)
 
 
-def test_matching_is_left_out_without_the_exact_stage_and_its_labels(observation: fp.Observation) -> None:
-    separated = dataclasses.replace(PLAIN, exact=False)
+def test_matching_is_left_out_where_open_scales_leave_no_labels(observation: fp.Observation) -> None:
+    separated = dataclasses.replace(PLAIN, exact=False, bias_scale=False)
     found = fp.run(dataclasses.replace(separated, matching=1.0), observation, device="cpu")
     assert found.labels is None
     assert found.status == f"{UnmixStatus.SEPARATED}{LEFT_OUT}the labels are unknown"

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 import fedprism as fp
-from fedprism.attacks import ATTACKS, Attack, GradientMatching
+from fedprism.attacks import ATTACKS, Attack, GradientMatching, PropertyInference
 from fedprism.defenses import DEFENSES, Context, Defense
 from fedprism.types import Update, detached
 
@@ -23,12 +24,15 @@ DEFENSE_ROWS: dict[str, Callable[[], Defense]] = {
     "quantize": lambda: fp.defenses.Quantize(4),
     "cast": lambda: fp.defenses.Cast("bfloat16"),
     "dp-sgd": lambda: fp.defenses.DpSgd(0.1),
+    "secure-aggregation": lambda: fp.defenses.SecureAggregation(bits=16),
 }
 
 
 def quick(name: str) -> Attack:
-    """The attack of a table row, with few iterations."""
+    """The attack of a table row, with little effort."""
     attack = ATTACKS[name]()
+    if isinstance(attack, PropertyInference):
+        return dataclasses.replace(attack, shadows=20)
     return dataclasses.replace(attack, iterations=2) if isinstance(attack, GradientMatching) else attack
 
 
@@ -36,17 +40,27 @@ def quick(name: str) -> Attack:
 def scenario(photos: fp.data.ImageSet) -> fp.Scenario:
     batch = photos.draw(2, torch.Generator().manual_seed(1), unique_labels=True)
     model = fp.models.build("fc2", input_shape=(3, 32, 32), hidden=16, classes=10, seed=3)
-    return fp.Scenario(model=model, clients=[batch], defense=fp.defenses.Prune(0.3))
+    public = photos.draw(32, torch.Generator().manual_seed(2))
+    return fp.Scenario(model=model, clients=[batch], defense=fp.defenses.Prune(0.3), public_data=public)
 
 
 @pytest.fixture
 def observation(scenario: fp.Scenario) -> fp.Observation:
-    return fp.simulate(scenario, fp.threats.honest_but_curious.granting("labels", "defense"), seed=5)[0]
+    threat = fp.threats.honest_but_curious.granting("labels", "defense", "public_data")
+    return fp.simulate(scenario, threat, seed=5)[0]
+
+
+def answers(found: fp.Reconstruction) -> dict[str, Tensor]:
+    """Everything that an attack found out, by name."""
+    tensors = {"inputs": found.inputs, "labels": found.labels, "properties": found.properties}
+    for number, update in enumerate(found.updates or ()):
+        tensors |= {f"{number}: {name}": tensor for name, tensor in update.items()}
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
 def same(first: fp.Reconstruction, second: fp.Reconstruction) -> bool:
-    pairs = [(first.inputs, second.inputs), (first.labels, second.labels)]
-    tensors = all((a is None and b is None) or torch.equal(a, b) for a, b in pairs)
+    one, other = answers(first), answers(second)
+    tensors = one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
     return tensors and first.status == second.status and first.knowledge_used == second.knowledge_used
 
 
@@ -54,9 +68,8 @@ def same(first: fp.Reconstruction, second: fp.Reconstruction) -> bool:
 class TestAttack:
     def test_refuses_when_a_need_is_withheld(self, name: str, scenario: fp.Scenario) -> None:
         attack = quick(name)
-        assert attack.needs
         for field in attack.needs:
-            threat = fp.threats.honest_but_curious.granting("labels").withholding(field)
+            threat = fp.threats.honest_but_curious.granting("labels", "public_data").withholding(field)
             withheld, _ = fp.simulate(scenario, threat)
             with pytest.raises(fp.MissingKnowledge, match=f"'{field}'.*use") as caught:
                 fp.run(attack, withheld)
@@ -64,7 +77,7 @@ class TestAttack:
 
     def test_same_seed_same_answer(self, name: str, observation: fp.Observation) -> None:
         first, second = (fp.run(quick(name), observation, seed=7) for _ in range(2))
-        assert first.inputs is not None
+        assert answers(first)
         assert same(first, second)
 
     def test_global_randomness_plays_no_part(self, name: str, observation: fp.Observation) -> None:

@@ -17,6 +17,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "dense": {"input_shape": (1, 4, 4), "classes": 3},
     "fc2": {"input_shape": [3, 4, 4], "hidden": 5, "classes": 3},
     "lenet": {"input_shape": [3, 9, 6], "classes": 3, "width": 2},
+    "lenet5": {"input_shape": [3, 16, 19], "classes": 3},
     "resnet18": {"classes": 3},
     "vgg16": {"classes": 3},
 }
@@ -33,6 +34,7 @@ def parameters(model: nn.Module) -> int:
         ("fc2", {"input_shape": [3, 32, 32]}, 3072 * 256 + 256 + 256 * 10 + 10),
         ("lenet", {"input_shape": [3, 32, 32]}, 3 * 12 * 25 + 2 * 12 * 12 * 25 + 3 * 12 + 768 * 10 + 10),
         ("lenet", {"input_shape": [1, 28, 28]}, 12 * 25 + 2 * 12 * 12 * 25 + 3 * 12 + 588 * 10 + 10),
+        ("lenet5", {"input_shape": [3, 32, 32]}, 456 + 2416 + 400 * 120 + 120 + 120 * 84 + 84 + 84 * 10 + 10),
         ("resnet18", {}, 11_173_962),
         ("vgg16", {}, 138_357_544),
     ],
@@ -71,6 +73,12 @@ def test_spec_is_complete_and_other_models_have_none() -> None:
 def test_lenet_fits_any_input(size: tuple[int, int], activation: str, downsample: str) -> None:
     model = build("lenet", input_shape=(2, *size), classes=3, width=4, activation=activation, downsample=downsample)
     assert model(torch.zeros(2, 2, *size)).shape == (2, 3)
+
+
+@pytest.mark.parametrize("size", [(16, 16), (28, 28), (17, 33)])
+def test_lenet5_fits_any_input_of_16_pixels(size: tuple[int, int]) -> None:
+    model = build("lenet5", input_shape=(1, *size), classes=3)
+    assert model(torch.zeros(2, 1, *size)).shape == (2, 3)
 
 
 def test_resnet18_is_the_cifar_variant() -> None:
@@ -155,6 +163,8 @@ def test_unknown_name_is_refused_with_the_nearest(wrong: Any, hint: str) -> None
         ("lenet", {"input_shape": [1, 8, 8], "activation": ["relu"]}, "activation"),
         ("lenet", {"input_shape": [1, 8, 8], "downsample": None}, "downsample"),
         ("lenet", {"input_shape": [1, 8, 8], "width": 2**20}, "parameters"),
+        ("lenet5", {"input_shape": [1, 15, 16]}, "16x16"),
+        ("lenet5", {"input_shape": [1, 16, 16], "classes": 0}, "classes"),
         ("resnet18", {"input_channels": 0}, "input_channels"),
         ("vgg16", {"dropout": float("nan")}, "dropout"),
         ("vgg16", {"dropout": 1.0}, "dropout"),

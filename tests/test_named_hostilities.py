@@ -74,6 +74,10 @@ def first_round(**fields: object) -> Mutation:
     return words(lambda document: document["rounds"][0].update(fields))
 
 
+def two_aggregates(document: dict[str, Any]) -> None:
+    document["rounds"] = [{**document["rounds"][0], "clients": 2, "participants": None}] * 2
+
+
 def both(*mutations: Mutation) -> Mutation:
     def mutate(folder: Path) -> None:
         for each in mutations:
@@ -141,6 +145,12 @@ HOSTILE: dict[str, tuple[Mutation, str]] = {
     "true for one": (first_round(clients=True), "at 'rounds.0.clients'"),
     "clients without number": (first_round(participants=["a", "b"]), "as many participants as clients, found 2 and 1"),
     "a round without batch size": (known(batch_size=[1, 2]), "one batch_size for each of 1 rounds, found 2"),
+    "nobody at all": (
+        first_round(clients=0, reduction="sum", participants=[]),
+        "at least one client in the only round, found none",
+    ),
+    "a mean over nobody": (first_round(clients=0, participants=[]), "at least one client in a mean, found none"),
+    "a client without samples": (known(batch_size=[0]), "at least 1 where clients took part, found 0 and 1"),
     # values out of range
     "bounds reversed": (known(bounds=[1, 0]), "the low bound below the high one, found 1.0 and 0.0"),
     "bounds not finite": (known(bounds=[0, float("inf")]), "at 'knowledge.bounds.1'"),
@@ -161,6 +171,14 @@ HOSTILE: dict[str, tuple[Mutation, str]] = {
     "ten million local steps": (
         known(local_epochs=10_000, batch_size=1000, local_batch_size=1),
         "local steps, found 100",
+    ),
+    "a client of 34 G values among aggregates": (
+        both(words(two_aggregates), known(examples=[2**31])),
+        "at most 268435456 values in a batch, found examples 2147483648",
+    ),
+    "a client of a million steps among aggregates": (
+        both(words(two_aggregates), known(examples=[100_000], local_batch_size=1)),
+        "local steps, found 100000 by examples",
     ),
     "a billion epochs": (known(local_epochs=10**9), "at 'knowledge.local_epochs'"),
     "hidden of a trillion": (model(**{**KWARGS, "hidden": 10**12}), "expected hidden to be a whole number"),

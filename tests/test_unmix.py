@@ -59,7 +59,7 @@ def test_photographs_are_separated_by_their_derivatives(photos: fp.data.ImageSet
     pixels = unmix(*planted(images), image_shape=(3, 32, 32), objective=PIXELS)
     assert (found.status, found.rank, found.scaled, found.exact) == (UnmixStatus.SEPARATED, 8, True, False)
     assert decibels(found.sources, images).min() > 30
-    assert decibels(found.sources, images).mean() > 40
+    assert decibels(found.sources, images).mean() > 55
     assert decibels(pixels.sources, images).mean() < 15
 
 
@@ -69,7 +69,7 @@ def test_grey_images_are_separated_by_their_derivatives(photos: fp.data.ImageSet
     found = unmix(*planted(images), image_shape=(1, 32, 32))
     pixels = unmix(*planted(images), image_shape=(1, 32, 32), objective=PIXELS)
     assert decibels(found.sources, images).min() > 25
-    assert decibels(pixels.sources, images).mean() < 15
+    assert decibels(pixels.sources, images).mean() < decibels(found.sources, images).mean() - 15
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -121,10 +121,12 @@ def attack(
     with _progress() as announce:
         announce(name)
         found = running.run(chosen, observation, seed=seed, device=device)
-    scores = scoring.score(found, known, metrics=wanted, allow_download=allow_download) if known else None
+    scores = None
+    if known is not None and found.inputs is not None:
+        scores = scoring.score(found, known, metrics=wanted, allow_download=allow_download)
     record = Record(
         kind="attack",
-        cell={"attack": name, "settings": repr(chosen), "source": observation.source},
+        cell={"attack": name, "settings": repr(chosen), "source": observation.source, "owners": found.owners},
         knowledge_used=tuple(sorted(found.knowledge_used)),
         scores=dataclasses.asdict(scores) if scores else None,
         residual=running.residual(observation, found),
@@ -133,7 +135,7 @@ def attack(
         versions=results.versions(),
     )
     files = results.attack_files(observation, found, record)
-    results.publish(output, files, stale=("record.json", "recovered-*.png"))
+    results.publish(output, files, stale=("record.json", "recovered-*.png", "update-*.safetensors"))
     console = _console()
     console.print(results.summary(record, files))
     if scores:

@@ -1,12 +1,13 @@
 """The forward model of a client: from its batch to the update it sends.
 
 There is exactly one, `local_update`. The simulator runs it on the private batch; attacks run the same function on their
-guesses and differentiate through it, so the two can never drift apart.
+guesses and differentiate through it, so the two can never drift apart. `cohort` trains many clients at once out of the
+same parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -108,24 +109,9 @@ def local_update(
         if defense.per_example:
             each = _example_gradients(model, current, held, batch, loss)
             return {name: g.mean(0) for name, g in defense.on_examples(each, here, rng).items()}
-        return _batch_gradient(model, current, held, batch, loss, create_graph)
+        return batch_gradient(model, current, held, batch, loss, create_graph)
 
-    everything = torch.arange(len(data))
-    if isinstance(protocol, FedSGD):
-        update = gradient(start, everything, 0)
-    else:
-        end, velocity = start, None
-        for step, indices in enumerate(_minibatches(len(data), protocol, rng)):
-            step_gradient = gradient(end, indices, step)
-            velocity = (
-                step_gradient
-                if velocity is None or protocol.momentum == 0
-                else {name: protocol.momentum * velocity[name] + g for name, g in step_gradient.items()}
-            )
-            end = {name: p - protocol.lr * velocity[name] for name, p in end.items()}
-            if not create_graph:
-                end = {name: p.detach().requires_grad_() for name, p in end.items()}
-        update = {name: end[name] - p for name, p in start.items()}
+    update = trained_update(start, gradient, local_steps(len(data), protocol, rng), protocol, create_graph=create_graph)
     here = Context(model=model, params=params, batch=data, client=context.client, round=context.round)
     update = defense.on_update(update, here, rng)
     if not create_graph:
@@ -133,8 +119,10 @@ def local_update(
     return LocalUpdate(update, buffers)
 
 
-def _minibatches(size: int, protocol: FedAvg, rng: torch.Generator) -> list[Tensor]:
-    """The sample indices of every local step, epoch after epoch."""
+def local_steps(size: int, protocol: Protocol, rng: torch.Generator) -> list[Tensor]:
+    """The sample indices of every local step, epoch after epoch; with FedSGD one step on all `size` samples."""
+    if isinstance(protocol, FedSGD):
+        return [torch.arange(size)]
     steps: list[Tensor] = []
     for _ in range(protocol.epochs):
         order = torch.randperm(size, generator=rng) if protocol.shuffle else torch.arange(size)
@@ -142,9 +130,39 @@ def _minibatches(size: int, protocol: FedAvg, rng: torch.Generator) -> list[Tens
     return steps
 
 
-def _batch_gradient(
-    model: nn.Module, params: Update, held: Update, batch: Batch, loss: LossFn, create_graph: bool
+def trained_update(
+    start: Update,
+    gradient: Callable[[Update, Tensor, int], Update],
+    steps: Sequence[Tensor],
+    protocol: Protocol,
+    *,
+    create_graph: bool = False,
 ) -> Update:
+    """What local training along `steps` sends: the gradient of the one step, or the parameters after minus before.
+
+    `gradient(current, indices, step)` is that of one step. All else is entry by entry, so that tensors may carry a
+    leading dimension of clients.
+    """
+    if isinstance(protocol, FedSGD):
+        return gradient(start, steps[0], 0)
+    end, velocity = start, None
+    for step, indices in enumerate(steps):
+        step_gradient = gradient(end, indices, step)
+        velocity = (
+            step_gradient
+            if velocity is None or protocol.momentum == 0
+            else {name: protocol.momentum * velocity[name] + g for name, g in step_gradient.items()}
+        )
+        end = {name: p - protocol.lr * velocity[name] for name, p in end.items()}
+        if not create_graph:
+            end = {name: p.detach().requires_grad_() for name, p in end.items()}
+    return {name: end[name] - p for name, p in start.items()}
+
+
+def batch_gradient(
+    model: nn.Module, params: Update, held: Update, batch: Batch, loss: LossFn, create_graph: bool = False
+) -> Update:
+    """The gradient of the loss of one batch; `held` are the frozen parameters and the buffers."""
     try:
         outputs = functional_call(model, {**params, **held}, (batch.inputs,))
     except ValueError as error:  # batch-norm refuses a batch of one in train mode

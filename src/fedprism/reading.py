@@ -51,7 +51,8 @@ def load(folder: str | os.PathLike[str], *, model: nn.Module | None = None) -> O
         layout = _Layout.of(outline)
         rounds = tuple(_read_round(entry, position, capture, layout) for position, entry in enumerate(described.rounds))
         classes = _classes(outline, described.knowledge) if model is None else None
-        knowledge = _read_knowledge(described.knowledge, capture, len(rounds), classes)
+        parts = None if described.of_aggregates else len(rounds)
+        knowledge = _read_knowledge(described.knowledge, capture, parts, classes)
         trapdoor = capture.optional(TRAPDOOR_FILE)
         capture.check_finite()
         # A model that is handed in stays the caller's: its mode is not changed.
@@ -284,7 +285,8 @@ def _subject(rounds: tuple[Round, ...]) -> str | None:
 # --- knowledge -------------------------------------------------------------------------------------------------------
 
 
-def _read_knowledge(entry: KnowledgeEntry, capture: _Folder, rounds: int, classes: int | None) -> Knowledge:
+def _read_knowledge(entry: KnowledgeEntry, capture: _Folder, rounds: int | None, classes: int | None) -> Knowledge:
+    """`rounds` is how many entries a tuple has that goes with the rounds; None where it goes with the clients."""
     values: dict[str, Any] = {name: getattr(entry, name) for name in (*PLAIN_FIELDS, *LOCAL_FIELDS)}
     if entry.loss is not None:
         row(losses.LOSSES, entry.loss, "loss")
@@ -294,13 +296,13 @@ def _read_knowledge(entry: KnowledgeEntry, capture: _Folder, rounds: int, classe
         values["defense"] = chain(*map(_read_defense, parts))
     file = capture.optional(KNOWLEDGE_FILE)
     if file is not None:
-        values.update(_read_tensors(file, rounds))
+        values.update(_read_tensors(file, rounds, entry.examples))
     labels = values.get("labels")
     if isinstance(labels, Tensor):
         _check_labels(labels, entry.batch_size if isinstance(entry.batch_size, int) else None, classes)
     elif labels is not None:
-        sizes = entry.batch_size if isinstance(entry.batch_size, tuple) else [entry.batch_size] * rounds
-        for part, size in zip(labels, sizes, strict=True):
+        sizes = entry.batch_size if rounds is not None else None
+        for part, size in zip(labels, sizes if isinstance(sizes, tuple) else [sizes] * len(labels), strict=True):
             _check_labels(part, size, classes)
     public = values.get("public_data")
     if public is not None:
@@ -318,7 +320,7 @@ def _read_defense(entry: DefenseEntry) -> Defense:
         ) from error
 
 
-def _read_tensors(file: TensorFile, rounds: int) -> dict[str, Any]:
+def _read_tensors(file: TensorFile, rounds: int | None, examples: tuple[int, ...] | None) -> dict[str, Any]:
     """The fields in the knowledge file: whole tensors, and mappings, sequences and batches as `field.part`."""
     values: dict[str, Any] = {}
     groups: dict[str, dict[str, Tensor]] = {}
@@ -339,7 +341,9 @@ def _read_tensors(file: TensorFile, rounds: int) -> dict[str, Any]:
     if "labels" in groups:
         if "labels" in values:
             raise BadCapture(f"expected 'labels' once in {file.name}, found it whole and in parts; remove one.")
-        values["labels"] = tuple(_exactly(file, "labels", groups.pop("labels"), map(str, range(rounds))))
+        parts = groups.pop("labels")
+        count = rounds if rounds is not None else len(parts) if examples is None else len(examples)
+        values["labels"] = tuple(_exactly(file, "labels", parts, map(str, range(count))))
     if "public_data" in groups:
         values["public_data"] = Batch(*_exactly(file, "public_data", groups.pop("public_data"), ("inputs", "labels")))
     return {**values, **groups}

@@ -66,15 +66,23 @@ def _not_writable(folder: Path, reason: str) -> BadInput:
 
 
 def attack_files(observation: Observation, reconstruction: Reconstruction, record: Record) -> dict[str, bytes]:
-    """The files of one attack: the tensors, a picture for each recovered image and, last, the record."""
-    tensors = {"inputs": reconstruction.inputs, "labels": reconstruction.labels}
-    found = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items() if tensor is not None}
+    """The files of one attack: tensors, updates by their number, a picture a recovered image and, last, the record."""
+    tensors = {
+        "inputs": reconstruction.inputs,
+        "labels": reconstruction.labels,
+        "properties": reconstruction.properties,
+    }
     pictures = as_pixels(observation, reconstruction) if _shows_images(reconstruction) else ()
     return {
-        "reconstruction.safetensors": save(found),
+        "reconstruction.safetensors": _saved(tensors),
+        **{f"update-{k}.safetensors": _saved(update) for k, update in enumerate(reconstruction.updates or ())},
         **{f"recovered-{number}.png": png(picture) for number, picture in enumerate(pictures)},
         "record.json": as_json(dataclasses.asdict(record)),
     }
+
+
+def _saved(tensors: Mapping[str, Tensor | None]) -> bytes:
+    return save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items() if tensor is not None})
 
 
 def summary(record: Record, files: Mapping[str, bytes]) -> Table:
@@ -85,6 +93,9 @@ def summary(record: Record, files: Mapping[str, bytes]) -> Table:
     table.add_row("status", record.status)
     table.add_row("residual", residual)
     table.add_row("images", str(sum(name.endswith(".png") for name in files)))
+    updates = sum(name.startswith("update-") for name in files)
+    if updates:
+        table.add_row("updates", str(updates))
     table.add_row("knowledge used", ", ".join(record.knowledge_used))
     return table
 

@@ -74,23 +74,31 @@ def _placed(observation: Observation, declared: frozenset[str], device: torch.de
     return dataclasses.replace(
         observation,
         model=model.to(device, dtype) if model is not None else None,
-        rounds=tuple(_placed_round(seen, device, dtype) for seen in observation.rounds),
+        rounds=_placed_rounds(observation.rounds, device, dtype),
         knowledge=_placed_knowledge(observation.knowledge.restricted_to(declared), device),
         trapdoor=observation.trapdoor if "trapdoor" in declared else None,
     )
 
 
-def _placed_round(seen: Round, device: torch.device, dtype: torch.dtype) -> Round:
-    def moved(update: Update | None) -> Update | None:
-        return move(update, device, dtype) if update is not None else None
+def _placed_rounds(rounds: tuple[Round, ...], device: torch.device, dtype: torch.dtype) -> tuple[Round, ...]:
+    """Copies of the rounds. What several rounds share, such as the parameters of a frozen model, stays shared."""
+    copies: dict[int, Update] = {}
 
-    return dataclasses.replace(
-        seen,
-        params=move(seen.params, device, dtype),
-        update=move(seen.update, device, dtype),
-        buffers_before=moved(seen.buffers_before),
-        buffers_after=moved(seen.buffers_after),
-    )
+    def moved(update: Update | None) -> Update | None:
+        if update is None:
+            return None
+        if id(update) not in copies:
+            copies[id(update)] = move(update, device, dtype)
+        return copies[id(update)]
+
+    def placed(seen: Round) -> Round:
+        params, update = moved(seen.params), moved(seen.update)
+        assert params is not None
+        assert update is not None
+        before, after = moved(seen.buffers_before), moved(seen.buffers_after)
+        return dataclasses.replace(seen, params=params, update=update, buffers_before=before, buffers_after=after)
+
+    return tuple(map(placed, rounds))
 
 
 def _placed_knowledge(knowledge: Knowledge, device: torch.device) -> Knowledge:
@@ -104,4 +112,7 @@ def _to(found: Reconstruction, device: torch.device) -> Reconstruction:
     def moved(value: Any) -> Any:
         return value.detach().to(device) if isinstance(value, Tensor) else value
 
+    if found.updates is not None:
+        updates = tuple({name: moved(tensor) for name, tensor in update.items()} for update in found.updates)
+        found = dataclasses.replace(found, updates=updates)
     return dataclasses.replace(found, **{f.name: moved(getattr(found, f.name)) for f in dataclasses.fields(found)})

@@ -31,6 +31,7 @@ UPDATE_FIELDS = ("batchnorm_exact", "batchnorm_running", "mixing")
 """Knowledge that is a mapping of tensors: written as `field.name`."""
 
 Size = Annotated[int, Field(ge=1, le=2**31)]
+Count = Annotated[int, Field(ge=0, le=2**31)]
 Name = Annotated[str, Field(min_length=1, max_length=100)]
 FileName = Annotated[str, Field(min_length=1, max_length=1000)]
 # Wide enough for any real setting, narrow enough that arithmetic with them stays finite in single precision.
@@ -72,7 +73,7 @@ class KnowledgeEntry(_Strict):
     )
     bounds: Annotated[tuple[Finite, Finite], AfterValidator(_rising)] | None = None
     normalization: tuple[tuple[Finite, ...], tuple[Positive, ...]] | None = None
-    batch_size: Annotated[int, Field(ge=1, le=2**20)] | tuple[Size, ...] | None = None
+    batch_size: Annotated[int, Field(ge=1, le=2**20)] | tuple[Count, ...] | None = None
     examples: tuple[Size, ...] | None = None
     loss: Name | None = None
     local_lr: Positive | None = None
@@ -89,18 +90,7 @@ class KnowledgeEntry(_Strict):
 
     @model_validator(mode="after")
     def _fits_together(self) -> KnowledgeEntry:
-        largest = max(self.batch_sizes, default=1)
-        if largest * math.prod(self.input_shape or ()) > MOST_BATCH_VALUES:
-            raise ValueError(
-                f"at most {MOST_BATCH_VALUES} values in a batch, found batch_size {largest} and input_shape "
-                f"{self.input_shape}"
-            )
-        steps = (self.local_epochs or 1) * math.ceil(largest / (self.local_batch_size or largest))
-        if steps > MOST_LOCAL_STEPS:
-            raise ValueError(
-                f"at most {MOST_LOCAL_STEPS} local steps, found {steps} by batch_size, local_batch_size and "
-                "local_epochs"
-            )
+        self.check_values(max(self.batch_sizes, default=1), "batch_size")
         if self.normalization is not None:
             mean, std = self.normalization
             channels = self.input_shape[0] if self.input_shape is not None else max(len(mean), 1)
@@ -111,12 +101,28 @@ class KnowledgeEntry(_Strict):
                 )
         return self
 
+    def check_values(self, size: int, field: str) -> None:
+        """Whether a batch of `size` samples, which `field` states, is one that may be computed with."""
+        if size * math.prod(self.input_shape or ()) > MOST_BATCH_VALUES:
+            raise ValueError(
+                f"at most {MOST_BATCH_VALUES} values in a batch, found {field} {size} and input_shape "
+                f"{self.input_shape}"
+            )
+
+    def check_steps(self, size: int, field: str) -> None:
+        """Whether a client that trains on `size` samples takes no more local steps than may be repeated."""
+        steps = (self.local_epochs or 1) * math.ceil(size / (self.local_batch_size or max(size, 1)))
+        if steps > MOST_LOCAL_STEPS:
+            raise ValueError(
+                f"at most {MOST_LOCAL_STEPS} local steps, found {steps} by {field}, local_batch_size and local_epochs"
+            )
+
 
 class RoundEntry(_Strict):
     kind: Literal["gradient", "delta"]
     params: FileName
     update: FileName
-    clients: Size = 1
+    clients: Count = 1
     reduction: Literal["sum", "mean", "weighted_mean"] = "mean"
     index: Annotated[int, Field(ge=0, le=2**31)] | None = None
     participants: tuple[Annotated[str, Field(max_length=1000)], ...] | None = None
@@ -130,6 +136,8 @@ class RoundEntry(_Strict):
             given = getattr(self, name)
             if given is not None and len(given) != self.clients:
                 raise ValueError(f"as many {name} as clients, found {len(given)} and {self.clients}")
+        if self.clients == 0 and self.reduction != "sum":
+            raise ValueError(f"at least one client in a {self.reduction}, found none")
         return self
 
 
@@ -145,7 +153,23 @@ class CaptureFile(_Strict):
         sizes = self.knowledge.batch_size
         if isinstance(sizes, tuple) and len(sizes) != len(self.rounds):
             raise ValueError(f"one batch_size for each of {len(self.rounds)} rounds, found {len(sizes)}")
+        each = sizes if isinstance(sizes, tuple) else [sizes or 1] * len(self.rounds)
+        for seen, size in zip(self.rounds, each, strict=True):
+            if size == 0 and seen.clients > 0:
+                raise ValueError(f"a batch_size of at least 1 where clients took part, found 0 and {seen.clients}")
+            if seen.clients <= 1:  # the local steps of an aggregate are not repeated
+                self.knowledge.check_steps(size, "batch_size")
+        if len(self.rounds) == 1 and self.rounds[0].clients == 0:
+            raise ValueError("at least one client in the only round, found none")
+        if self.of_aggregates and self.knowledge.examples:  # each may become a client's own batch
+            self.knowledge.check_values(max(self.knowledge.examples), "examples")
+            self.knowledge.check_steps(max(self.knowledge.examples), "examples")
         return self
+
+    @property
+    def of_aggregates(self) -> bool:
+        """Whether several aggregates were seen, which may be taken apart into clients."""
+        return len(self.rounds) > 1 and any(seen.clients != 1 for seen in self.rounds)
 
 
 def parse(text: bytes) -> CaptureFile:

@@ -17,9 +17,19 @@ from fedprism.errors import BadInput
 from fedprism.metrics import LpipsUnavailable, Metric, avd_floor
 from fedprism.pixels import stretched, to_pixels
 from fedprism.truth import Truth, load_truth, save_truth
-from fedprism.types import Ambiguity, Reconstruction, is_soft
+from fedprism.types import Ambiguity, Reconstruction, Update, is_soft
 
-__all__ = ["Match", "Scores", "load_truth", "match", "save_truth", "score"]
+__all__ = [
+    "Match",
+    "ParticipationScores",
+    "Scores",
+    "load_truth",
+    "match",
+    "save_truth",
+    "score",
+    "score_participation",
+    "score_updates",
+]
 
 DEFAULT_METRICS = ("mse", "psnr", "ssim", "avd")
 
@@ -95,6 +105,66 @@ def score(
         labels_match=_labels_match(reconstruction.labels, truth.labels),
         unavailable=unavailable,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParticipationScores:
+    """How much of who took part was found. A column is one client, under its own name: no order is resolved."""
+
+    entries: float
+    """The part of the (round, client) entries that are right; guessing that nobody took part has most of them, too."""
+    columns: tuple[bool, ...]
+    """For each client, whether it is right in every round."""
+
+    @property
+    def exact(self) -> float:
+        """The part of the clients that are right in every round."""
+        return sum(self.columns) / len(self.columns)
+
+
+def score_participation(matrix: Tensor, truth: Truth) -> ParticipationScores:
+    """Compare a participation matrix, (rounds, clients) of True and False, with the truth."""
+    if truth.participation is None:
+        raise BadInput("expected a truth that says who took part, found none; simulate the scenario again.")
+    if matrix.shape != truth.participation.shape:
+        raise BadInput(
+            f"expected participation of shape {tuple(truth.participation.shape)}, found {tuple(matrix.shape)}; "
+            "score against the truth of the same scenario."
+        )
+    right = matrix.cpu() == truth.participation
+    return ParticipationScores(entries=float(right.double().mean()), columns=tuple(right.all(0).tolist()))
+
+
+def score_updates(reconstruction: Reconstruction, truth: Truth) -> dict[str, float | None]:
+    """How far each client's update is off, |found - true| / |true|, by client and in the order of the truth.
+
+    None where the attack has none for the client. Clients who never took part, or sent zeros, are left out.
+    """
+    if truth.updates is None:
+        raise BadInput(
+            "expected a truth with one update a client, found none; simulate a frozen scenario, or one round, with a "
+            "threat model that sees aggregates."
+        )
+    if reconstruction.updates is None or reconstruction.owners is None:
+        raise BadInput("expected a reconstruction of updates with owners to score, found none; run a disaggregation.")
+    found = dict(zip(reconstruction.owners, reconstruction.updates, strict=True))
+    errors: dict[str, float | None] = {}
+    for number, update in enumerate(truth.updates):
+        name = f"client-{number}"
+        length = math.sqrt(sum(float(tensor.double().square().sum()) for tensor in (update or {}).values()))
+        if update is not None and length > 0:
+            errors[name] = _distance(found[name], update) / length if name in found else None
+    return errors
+
+
+def _distance(found: Update, truth: Update) -> float:
+    if set(found) != set(truth) or any(found[name].shape != truth[name].shape for name in truth):
+        raise BadInput(
+            "expected an update with the tensors that clients sent, found others; score against the truth of the same "
+            "scenario."
+        )
+    missed = (found[name].cpu().double() - tensor.double() for name, tensor in truth.items())
+    return math.sqrt(sum(float(difference.square().sum()) for difference in missed))
 
 
 def match(reconstruction: Reconstruction, truth: Truth) -> Match:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import safe_open
 from safetensors.torch import save
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from fedprism.errors import BadInput
 from fedprism.tensors import TensorFile, write_bytes
+from fedprism.types import Update
 
 FILE = "truth.safetensors"
 
@@ -25,6 +27,10 @@ class Truth:
     """The private samples behind an observation, one row each, and whose they are.
 
     inputs (samples, *input_shape) in the model's input space; `bounds` and `normalization` turn them into pixels.
+    Where clients are seen one by one and the model changes, a sample is listed for each update it is behind, else once.
+
+    participation (rounds, clients) bool says who took part. Where only aggregates are seen, of one round or of a model
+    that stays as it is, `updates` has what each client contributed, the mean over its rounds, None if it had none.
     """
 
     inputs: Tensor
@@ -32,6 +38,8 @@ class Truth:
     owners: tuple[str, ...]
     bounds: tuple[float, float] = (0.0, 1.0)
     normalization: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    participation: Tensor | None = None
+    updates: tuple[Update | None, ...] | None = None
 
 
 class _About(BaseModel):
@@ -43,6 +51,8 @@ class _About(BaseModel):
     owners: tuple[str, ...]
     bounds: tuple[Finite, Finite]
     normalization: tuple[tuple[Finite, ...], tuple[Finite, ...]] | None
+    updates: Annotated[int, Field(ge=0, le=2**20)] | None = None
+    """How many clients `updates` speaks of; those who sent none have no tensors."""
 
 
 def save_truth(truth: Truth, folder: str | os.PathLike[str]) -> Path:
@@ -53,11 +63,21 @@ def save_truth(truth: Truth, folder: str | os.PathLike[str]) -> Path:
             f"expected a folder of its own for the truth, found the capture '{target.name}'; choose another."
         )
     about = _About(
-        format="fedprism-truth/1", owners=truth.owners, bounds=truth.bounds, normalization=truth.normalization
+        format="fedprism-truth/1",
+        owners=truth.owners,
+        bounds=truth.bounds,
+        normalization=truth.normalization,
+        updates=None if truth.updates is None else len(truth.updates),
     )
-    tensors = {"inputs": truth.inputs.cpu().contiguous(), "labels": truth.labels.cpu().contiguous()}
+    tensors = {"inputs": truth.inputs, "labels": truth.labels}
+    if truth.participation is not None:
+        tensors["participation"] = truth.participation
+    for number, update in enumerate(truth.updates or ()):
+        tensors.update({f"updates.{number}.{name}": tensor for name, tensor in (update or {}).items()})
+    # Copies: safetensors refuses tensors that share memory, and clients may send one and the same.
+    own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     target.mkdir(parents=True, exist_ok=True)
-    write_bytes(target / FILE, save(tensors, {"about": about.model_dump_json()}))
+    write_bytes(target / FILE, save(own, {"about": about.model_dump_json()}))
     return target
 
 
@@ -75,7 +95,9 @@ def load_truth(folder: str | os.PathLike[str]) -> Truth:
             about = _About.model_validate_json((opened.metadata() or {}).get("about", ""))
     except ValidationError as error:
         raise BadInput(f"expected the truth's own description in {FILE}, found another; write it again.") from error
-    if set(file) != {"inputs", "labels"} or not len(file["inputs"]) == len(file["labels"]) == len(about.owners):
+    extras = {name for name in file if name == "participation" or name.startswith("updates.")}
+    samples = {"inputs", "labels"}
+    if set(file) - extras != samples or not len(file["inputs"]) == len(file["labels"]) == len(about.owners):
         raise BadInput(f"expected as many inputs as labels and owners in {FILE}, found otherwise; write it again.")
     return Truth(
         inputs=file["inputs"],
@@ -83,4 +105,28 @@ def load_truth(folder: str | os.PathLike[str]) -> Truth:
         owners=about.owners,
         bounds=about.bounds,
         normalization=about.normalization,
+        participation=_participation(file),
+        updates=None if about.updates is None else _updates(file, about.updates),
     )
+
+
+def _participation(file: TensorFile) -> Tensor | None:
+    if "participation" not in file:
+        return None
+    if file.dtype("participation") != torch.bool or len(file.shape("participation")) != 2:
+        raise BadInput(f"expected participation as (rounds, clients) bool in {FILE}, found otherwise; write it again.")
+    return file["participation"]
+
+
+def _updates(file: TensorFile, clients: int) -> tuple[Update | None, ...]:
+    """The tensors `updates.CLIENT.NAME`, by client."""
+    found: list[dict[str, Tensor]] = [{} for _ in range(clients)]
+    for key in file:
+        field, _, rest = key.partition(".")
+        number, _, name = rest.partition(".")
+        if field != "updates":
+            continue
+        if not number.isdecimal() or int(number) >= clients:
+            raise BadInput(f"expected updates of {clients} clients in {FILE}, found another; write it again.")
+        found[int(number)][name] = file[key]
+    return tuple(update or None for update in found)

@@ -48,7 +48,8 @@ class Round:
     """What was sent and what came back: one client's update, or an aggregate of several.
 
     `update` is a gradient, or a delta (parameters after minus before). Several rounds may share an index: that is plain
-    federated averaging seen client by client.
+    federated averaging seen client by client. `clients` is how many the update is of or, where the attacker does not
+    know that, how many there are; a sum over nobody is zeros, of 0 clients.
     """
 
     params: Update
@@ -67,8 +68,14 @@ class Round:
 class Knowledge:
     """What the attacker knows beside the update. None means: does not know it.
 
-    Where an observation holds several clients' updates one by one, `batch_size` and `labels` are tuples with one
-    entry a round; `attacks.PerClient` hands each client's part on.
+    `batch_size` is the number of samples behind an update, a tuple with one entry a round where rounds differ;
+    `examples` is what each client trains on in a round, one entry a client. `labels` belong to the one update, or are a
+    tuple: one entry a round where clients are seen one by one (`attacks.PerClient` hands each its part), one entry a
+    client where several aggregates are seen.
+
+    Of R rounds and C clients: participation (R, C) bool, cohort_sizes (R,), windows (W, R) bool which rounds a window
+    holds, counts (C, W) how often a client took part in each, NaN or -1 where unknown. Clients are called client-0,
+    client-1, ... in the order of the columns unless participants are named.
     """
 
     input_shape: tuple[int, ...] | None = None

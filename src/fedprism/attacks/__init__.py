@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fedprism.attacks.base import Attack, PerClient, Reduction, Then, then
+from fedprism.attacks.base import Attack, PerClient, Reduced, Reduction, Then, then
 from fedprism.attacks.cocktail_party import CocktailParty, cocktail_party
 from fedprism.attacks.dense_inversion import DenseInversion, dense_inversion
+from fedprism.attacks.disaggregation import Disaggregation, disaggregation
 from fedprism.attacks.gradient_matching import (
     GradientMatching,
     Labels,
@@ -19,6 +20,8 @@ from fedprism.attacks.gradient_matching import (
     mixing_orthogonal,
     uniform_start,
 )
+from fedprism.attacks.property_inference import HoldsClass, Negative, PropertyInference, property_inference
+from fedprism.executing import Processes, RayCluster, Serial
 from fedprism.solvers.features import FeatureInversion
 from fedprism.solvers.ica import StudentICA
 from fedprism.solvers.matching import LBFGS, Adam, cosine, squared_error
@@ -35,6 +38,8 @@ ATTACKS: dict[str, Callable[[], Attack]] = {
     "mixing-angle": mixing_angle,
     "mixing-orthogonal": mixing_orthogonal,
     "cocktail-party": cocktail_party,
+    "disaggregation": disaggregation,
+    "property-inference": property_inference,
 }
 
 __all__ = [
@@ -45,18 +50,27 @@ __all__ = [
     "CocktailObjective",
     "CocktailParty",
     "DenseInversion",
+    "Disaggregation",
     "FeatureInversion",
     "GradientMatching",
+    "HoldsClass",
     "Labels",
+    "Negative",
     "Orthogonality",
     "PerClient",
+    "Processes",
+    "PropertyInference",
+    "RayCluster",
+    "Reduced",
     "Reduction",
+    "Serial",
     "StudentICA",
     "Then",
     "TotalVariation",
     "cocktail_party",
     "cosine",
     "dense_inversion",
+    "disaggregation",
     "dlg",
     "embedding_objective",
     "gaussian_start",
@@ -65,6 +79,7 @@ __all__ = [
     "mixing_angle",
     "mixing_l2",
     "mixing_orthogonal",
+    "property_inference",
     "squared_error",
     "then",
     "uniform_start",

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple
 
 import torch
+from torch import Tensor
 
 from fedprism.errors import NotApplicable
 from fedprism.naming import EvaluableRepr
@@ -43,8 +45,18 @@ class Attack(_Method):
     truth: what they return is chosen by their own objective.
     """
 
+    reads_many: ClassVar[bool] = False
+    """Whether it answers for several updates at once: `then` hands it all parts together, not one after the other."""
+
     @abstractmethod
     def run(self, observation: Observation, rng: torch.Generator) -> Reconstruction: ...
+
+
+class Reduced(NamedTuple):
+    parts: tuple[Observation, ...]
+    status: str = ""
+    """How far the parts can be trusted, and what could not be told apart; empty where there is nothing to say."""
+    diagnostics: Mapping[str, Any] = MappingProxyType({})
 
 
 class Reduction(_Method):
@@ -52,6 +64,10 @@ class Reduction(_Method):
 
     @abstractmethod
     def reduce(self, observation: Observation) -> tuple[Observation, ...]: ...
+
+    def explained(self, observation: Observation) -> Reduced:
+        """The same parts with a status, for reductions that have one."""
+        return Reduced(self.reduce(observation))
 
 
 def then(reduction: Reduction, attack: Attack) -> Attack:
@@ -78,26 +94,38 @@ class Then(Attack):
         return self.reduction.uses | self.attack.uses
 
     def run(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
-        parts = self.reduction.reduce(observation)
-        found = [self.attack.run(part, rng) for part in parts]
-        inputs = [r.inputs for r in found if r.inputs is not None]
-        labels = [r.labels for r in found if r.labels is not None]
-        owners = [
-            part.subject or "unknown"
-            for part, r in zip(parts, found, strict=True)
-            if r.inputs is not None
-            for _ in range(len(r.inputs))
-        ]
+        parts, status, diagnostics = self.reduction.explained(observation)
+        if self.attack.reads_many and parts:
+            found = [self.attack.run(joined(parts), rng)]
+            owners = found[0].owners or ()
+        else:
+            found = [self.attack.run(part, rng) for part in parts]
+            owners = tuple(
+                part.subject or "unknown" for part, r in zip(parts, found, strict=True) for _ in range(_answers(r))
+            )
         union: frozenset[Ambiguity] = frozenset({"order"})
         union = union.union(*(r.ambiguity for r in found))
+        labels = [r.labels for r in found if r.labels is not None]
         return Reconstruction(
-            inputs=torch.cat(inputs) if inputs else None,
-            labels=torch.cat(labels) if len(labels) == len(found) else None,
-            owners=tuple(owners),
+            inputs=_stacked([r.inputs for r in found]),
+            labels=_stacked(labels) if len(labels) == len(found) else None,
+            properties=_stacked([r.properties for r in found]),
+            owners=owners,
             ambiguity=union,
-            status="; ".join(dict.fromkeys(r.status for r in found)),
-            diagnostics={"parts": [dict(r.diagnostics) for r in found]},
+            status="; ".join(filter(None, dict.fromkeys([status, *(r.status for r in found)]))),
+            diagnostics={**diagnostics, "parts": [dict(r.diagnostics) for r in found]},
         )
+
+
+def _answers(found: Reconstruction) -> int:
+    """How many answers a reconstruction gives: one an input, or one a property."""
+    answers = found.inputs if found.inputs is not None else found.properties
+    return len(answers) if answers is not None else 0
+
+
+def _stacked(tensors: Sequence[Tensor | None]) -> Tensor | None:
+    present = [tensor for tensor in tensors if tensor is not None]
+    return torch.cat(present) if present else None
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -109,19 +137,41 @@ class PerClient(Reduction):
         return frozenset({"batch_size", "labels"})
 
     def reduce(self, observation: Observation) -> tuple[Observation, ...]:
+        knowledge = observation.knowledge
+        if any(seen.clients != 1 for seen in observation.rounds) and isinstance(knowledge.labels, tuple):
+            # Aggregates come with one entry a client, and whose labels belong to which round is not known.
+            knowledge = dataclasses.replace(knowledge, labels=None)
         return tuple(
             dataclasses.replace(
                 observation,
                 rounds=(part,),
-                subject=part.participants[0] if part.participants else None,
+                subject=part.participants[0] if part.participants and part.clients == 1 else None,
                 knowledge=dataclasses.replace(
-                    observation.knowledge,
-                    batch_size=_entry(observation.knowledge.batch_size, number),
-                    labels=_entry(observation.knowledge.labels, number),
+                    knowledge,
+                    batch_size=_entry(knowledge.batch_size, number),
+                    labels=_entry(knowledge.labels, number),
                 ),
             )
             for number, part in enumerate(observation.rounds)
+            if part.clients > 0  # nobody took part: nothing to attack
         )
+
+
+def joined(parts: Sequence[Observation]) -> Observation:
+    """One observation of all the parts' updates, one by one: what `PerClient` takes apart again."""
+    first = parts[0]
+    sizes = [part.knowledge.batch_size for part in parts if isinstance(part.knowledge.batch_size, int)]
+    labels = [part.knowledge.labels for part in parts if isinstance(part.knowledge.labels, Tensor)]
+    return dataclasses.replace(
+        first,
+        rounds=tuple(seen for part in parts for seen in part.rounds),
+        subject=first.subject if len(parts) == 1 else None,
+        knowledge=dataclasses.replace(
+            first.knowledge,
+            batch_size=tuple(sizes) if len(sizes) == len(parts) else None,
+            labels=tuple(labels) if len(labels) == len(parts) else None,
+        ),
+    )
 
 
 def _entry(value: Any, number: int) -> Any:

@@ -22,8 +22,9 @@ from fedprism.attacks.forward import FORWARD_USES, forward_model, input_box, one
 from fedprism.attacks.splitting import features_before, network_behind
 from fedprism.attacks.structure import DenseLayer, Trace, trace
 from fedprism.errors import BadInput, NotApplicable
+from fedprism.solvers.assessment import Behind, likely_labels
 from fedprism.solvers.denoising import nonlocal_means
-from fedprism.solvers.exact_batch import Behind, ExactBatch, exact_batch
+from fedprism.solvers.exact_batch import ExactBatch, exact_batch
 from fedprism.solvers.features import FeatureInversion, invert_features
 from fedprism.solvers.ica import StudentICA, unmix
 from fedprism.solvers.matching import cosine
@@ -38,7 +39,8 @@ VISIBLE = 0.01
 class CocktailParty(Attack):
     """Blind separation of a dense layer's inputs; behind convolutions, inversion of the features found.
 
-    objective: how the batch is separated. exact: go on to the exact stage where it applies. bias_scale: take scale and
+    objective: how the batch is separated. exact: go on to the exact stage where it applies; without it labels are the
+    likeliest ones for what was separated. bias_scale: take scale and
     sign from the bias gradient; without it they stay open. denoise: take what the gradient's noise leaves in images
     out of them. inversion, images: how features are turned into images, and of how many samples (all unless said).
     matching: weight of an additional gradient-matching term in that; it needs all images and the labels found with
@@ -120,22 +122,29 @@ class CocktailParty(Attack):
         components = size if isinstance(size, int) else None
         shape = observation.knowledge.input_shape
         image_shape = shape if layer is network.fed_by_input() else None
-        if not self.exact or observation.knowledge.loss is None:
+        box = None if image_shape is None else _flat_box(observation, image_shape)
+        behind = None if observation.knowledge.loss is None else _behind(observation, seen, network, layer)
+        if not self.exact or behind is None:
             separated = unmix(
                 weight_grad,
                 bias_grad,
                 components=components,
                 image_shape=image_shape,
+                box=box,
                 objective=self.objective,
                 progress=progress.report,
             )
-            return _Found(separated.sources, None, separated.scaled, separated.rank, separated.status, separated.noise)
+            labels = None if behind is None else likely_labels(separated, behind)
+            return _Found(
+                separated.sources, labels, separated.scaled, separated.rank, separated.status, separated.noise
+            )
         batch = exact_batch(
             weight_grad,
             bias_grad,
-            _behind(observation, seen, network, layer),
+            behind,
             components=components,
             image_shape=image_shape,
+            box=box,
             objective=self.objective,
             progress=progress.report,
         )
@@ -210,6 +219,15 @@ def _as_found(batch: ExactBatch, components: int | None) -> _Found:
         int(batch.confirmed.sum()),
         batch.residual,
     )
+
+
+def _flat_box(observation: Observation, shape: tuple[int, ...]) -> tuple[Tensor, Tensor] | None:
+    """The range of the inputs as they come out of a separation, (1, d) each; None where it is unknown."""
+    box = input_box(observation)
+    if box is None:
+        return None
+    low, high = (bound.expand(1, *shape).flatten(1) for bound in box)
+    return low, high
 
 
 def _denoised(images: Tensor, noise: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from fedprism.defenses.dp_sgd import DpSgd
 from fedprism.defenses.noise import GaussianNoise, LaplaceNoise
 from fedprism.defenses.pruning import Prune
 from fedprism.defenses.quantization import Cast, Quantize
+from fedprism.defenses.secure_aggregation import SecureAggregation
 
 DEFENSES: dict[str, type[Defense]] = {
     "prune": Prune,
@@ -17,6 +18,7 @@ DEFENSES: dict[str, type[Defense]] = {
     "gaussian-noise": GaussianNoise,
     "laplace-noise": LaplaceNoise,
     "dp-sgd": DpSgd,
+    "secure-aggregation": SecureAggregation,
 }
 
 __all__ = [
@@ -31,5 +33,6 @@ __all__ = [
     "LaplaceNoise",
     "Prune",
     "Quantize",
+    "SecureAggregation",
     "chain",
 ]

@@ -62,6 +62,11 @@ class Defense:
         """Whether this defense looks at single examples' gradients, which are costly and computed only then."""
         return type(self).on_examples is not Defense.on_examples
 
+    @property
+    def sums_only(self) -> bool:
+        """Whether nobody sees a single client's update: what would be seen client by client is seen as an aggregate."""
+        return False
+
 
 @dataclass(frozen=True, repr=False)
 class Chain(Defense):
@@ -109,6 +114,10 @@ class Chain(Defense):
     @property
     def per_example(self) -> bool:
         return any(defense.per_example for defense in self.defenses)
+
+    @property
+    def sums_only(self) -> bool:
+        return any(defense.sums_only for defense in self.defenses)
 
 
 def chain(*defenses: Defense) -> Defense:

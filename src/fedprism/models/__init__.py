@@ -13,16 +13,29 @@ from torch import nn
 from fedprism.checks import arguments, row, shown, whole
 from fedprism.errors import BadInput
 from fedprism.models.dense import dense, fc2
-from fedprism.models.lenet import lenet
+from fedprism.models.lenet import lenet, lenet5
 from fedprism.models.resnet import resnet18
 from fedprism.models.vgg import vgg16
 
-__all__ = ["MODELS", "ModelSpec", "build", "dense", "fc2", "lenet", "resnet18", "spec_of", "uniform_", "vgg16"]
+__all__ = [
+    "MODELS",
+    "ModelSpec",
+    "build",
+    "dense",
+    "fc2",
+    "lenet",
+    "lenet5",
+    "resnet18",
+    "spec_of",
+    "uniform_",
+    "vgg16",
+]
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "dense": dense,
     "fc2": fc2,
     "lenet": lenet,
+    "lenet5": lenet5,
     "resnet18": resnet18,
     "vgg16": vgg16,
 }

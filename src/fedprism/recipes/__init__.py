@@ -10,6 +10,15 @@ from fedprism.recipes import (
     cpa_table_3,
     cpa_table_4,
     cpa_table_5,
+    disaggregation_defenses,
+    disaggregation_fig_2,
+    disaggregation_fig_3,
+    disaggregation_fig_4,
+    disaggregation_fig_5,
+    disaggregation_fig_6,
+    disaggregation_table_1,
+    disaggregation_table_2,
+    disaggregation_table_3,
 )
 from fedprism.recipes.base import Outcome, Recipe, Row, Settings
 
@@ -21,6 +30,15 @@ RECIPES: dict[str, Recipe] = {
     "cpa-table-5": cpa_table_5.RECIPE,
     "cpa-fig-7": cpa_fig_7.RECIPE,
     "cpa-defenses": cocktail_party_defenses.RECIPE,
+    "disaggregation-fig-2": disaggregation_fig_2.RECIPE,
+    "disaggregation-fig-3": disaggregation_fig_3.RECIPE,
+    "disaggregation-fig-4": disaggregation_fig_4.RECIPE,
+    "disaggregation-fig-5": disaggregation_fig_5.RECIPE,
+    "disaggregation-fig-6": disaggregation_fig_6.RECIPE,
+    "disaggregation-table-1": disaggregation_table_1.RECIPE,
+    "disaggregation-table-2": disaggregation_table_2.RECIPE,
+    "disaggregation-table-3": disaggregation_table_3.RECIPE,
+    "disaggregation-defenses": disaggregation_defenses.RECIPE,
 }
 
 __all__ = ["RECIPES", "Outcome", "Recipe", "Row", "Settings"]

@@ -102,11 +102,15 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A table of a paper. `shown` are the metrics in its cells; `notes` say how the re-run differs from the paper."""
+    """A table of a paper. `shown` are the metrics in its cells; `notes` say how the re-run differs from the paper.
+
+    `figure` draws the finished rows as an SVG picture.
+    """
 
     name: str
     summary: str
     citation: str
     shown: tuple[str, ...]
     run: Callable[[Settings, Announce], Iterator[Row]]
+    figure: Callable[[Sequence[Row]], str] | None = None
     notes: tuple[str, ...] = ()

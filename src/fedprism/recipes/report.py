@@ -17,7 +17,7 @@ from fedprism import devices, results
 from fedprism.recipes.base import Announce, Entry, Outcome, Recipe, Row, Settings
 
 ABSENT = "–"
-STALE = ("table.md", "results.json", "run.json", "recipe-*.png")
+STALE = ("table.md", "results.json", "run.json", "figure.svg", "recipe-*.png")
 """What an earlier run may have left in the folder."""
 
 QUICK_NOTE = (
@@ -32,6 +32,14 @@ _FORMATS: dict[str, Callable[[float], str]] = {
     "worst PSNR": lambda value: f"{value:.1f} dB",
     "over 25 dB": lambda value: f"{value:.0%}",
     "over 40 dB": lambda value: f"{value:.0%}",
+    "trials exact": lambda value: f"{value:.0%}",
+    "columns right": lambda value: f"{value:.1%}",
+    "entries right": lambda value: f"{value:.1%}",
+    "certified": lambda value: f"{value:.1%}",
+    "certified wrong": lambda value: f"{value:.1%}",
+    "said": lambda value: f"{value:.1%}",
+    "said wrongly": lambda value: f"{value:.1%}",
+    "error of the sum": lambda value: f"{value:.0%}",
 }
 
 
@@ -56,6 +64,7 @@ def files(
     """All files of a run that has come this far."""
     return {
         **{name: results.png(row.picture) for name, row in _pictures(rows) if row.picture is not None},
+        **({"figure.svg": recipe.figure(rows).encode()} if recipe.figure is not None else {}),
         "table.md": markdown(recipe, settings, rows, complete=complete).encode(),
         "run.json": _run_json(settings, rows, seconds),
         "results.json": _results_json(recipe, settings, rows, complete=complete),
@@ -95,6 +104,8 @@ def markdown(recipe: Recipe, settings: Settings, rows: Sequence[Row], *, complet
         "",
         *(f"- {note}" for note in notes(recipe, settings, rows)),
     ]
+    if recipe.figure is not None:
+        lines += ["", f"![{recipe.summary}](figure.svg)"]
     for name, row in _pictures(rows):
         lines += ["", f"## {_title(row)}", "", f"![{_title(row)}]({name})", "", row.caption]
     return "\n".join(lines) + "\n"

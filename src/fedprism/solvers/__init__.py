@@ -18,6 +18,16 @@ from .ica import StudentICA, Unmixing, UnmixStatus, unmix
 from .labels import LabelRecovery, LabelStatus, label_counts, unique_labels
 from .matching import LBFGS, Adam, Matching, MatchingStatus, cosine, match_gradients, squared_error
 from .mixture import Mixture, reduce_mixture
+from .participation import (
+    Identifiability,
+    IdentifiabilityStatus,
+    Participation,
+    ParticipationStatus,
+    UserStatus,
+    disaggregate,
+    identifiable_users,
+    recover_participation,
+)
 from .priors import Orthogonality, TotalVariation, orthogonality, total_variation
 from .published import CocktailObjective, embedding_objective
 
@@ -31,6 +41,8 @@ __all__ = [
     "ExactBatch",
     "ExactStatus",
     "FeatureInversion",
+    "Identifiability",
+    "IdentifiabilityStatus",
     "InvertedFeatures",
     "LabelRecovery",
     "LabelStatus",
@@ -39,17 +51,22 @@ __all__ = [
     "Mixture",
     "Orthogonality",
     "OutputLayerSolution",
+    "Participation",
+    "ParticipationStatus",
     "StudentICA",
     "TotalVariation",
     "UnmixStatus",
     "Unmixing",
+    "UserStatus",
     "agreeing_rows",
     "back_substitute",
     "cosine",
+    "disaggregate",
     "embedding_objective",
     "exact_batch",
     "feature_cosine",
     "feature_error",
+    "identifiable_users",
     "invert_dense",
     "invert_features",
     "invert_single",
@@ -58,6 +75,7 @@ __all__ = [
     "nonlocal_means",
     "numerical_rank",
     "orthogonality",
+    "recover_participation",
     "reduce_mixture",
     "solve_output_layer",
     "squared_error",

@@ -10,57 +10,62 @@ The certificate: the gradient recomputed from the recovered inputs and labels, c
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from enum import StrEnum
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from .assessment import (
+    CONFIRMED,
+    Assessment,
+    Behind,
+    Problem,
+    State,
+    assess,
+    bias_is_trusted,
+    equalise,
+    misfit_of,
+    pre_activations,
+    problem_of,
+    signed_columns,
+    unit_rows,
+)
 from .columns import SPARE_UNITS, Columns, signal_columns, silent_columns
 from .dense import least_squares
-from .ica import (
-    LOUDEST,
-    StudentICA,
-    Unmixing,
-    contrasts,
-    scale_rows,
-    separate_by_likelihood,
-    unmix_mixture,
-    usable_mixture,
-)
+from .ica import Box, StudentICA, Unmixing, scale_rows, separate_by_likelihood, unmix_mixture, usable_mixture
 from .matching import Progress
 from .mixture import Mixture
 from .published import CocktailObjective
-from .signals import FEW_CLASSES, Network, candidate_labels, correction_directions, is_rectified, sample_signals
+from .signals import candidate_labels, correction_directions, is_rectified
 
-CONFIRMED = 0.02
-"""A column whose redundant units misfit less than this, relative to its mean entry, is taken for found."""
-CERTAIN, NEARLY_ALL = 3e-4, 0.95
-"""The same, where nothing but the silent units can confirm it; and how many must be, for them to be of use."""
+__all__ = ["Behind", "ExactBatch", "ExactStatus", "exact_batch"]
+
+CERTAIN, NEARLY_ALL, MOST = 3e-4, 0.95, 0.5
+"""What stands for `CONFIRMED` where only silent units can confirm, and how many must be confirmed to be of use: where
+the gradient says otherwise, and where it says nothing (several local steps)."""
 MOST_OVERLAP = 0.1
 """Noise relative to the weakest sample above which nothing counts as confirmed."""
 SAME = 0.99
 """Columns with a larger cosine are one."""
 QUICK_ITERATIONS, QUICK_PLACES = 25, 1000
 """Effort of the coarse separation that is tried first."""
-UNDECIDED, SILENT = 1e-3, 1e-3
-"""Pre-activations this small, in standard deviations, may be of either sign; entries this small are zero."""
-FINISHED = 1e-6
 EXPLAINED = {False: 1e-4, True: 1e-6}
 """Residuals below this are rounding error, for gradients in single and in double precision."""
-BIAS_SLACK = 3.0
-"""How many standard deviations of the noise the bias gradient may be missed by."""
-EQUALISATIONS, TRUSTED_BIAS = 8, 0.01
-"""Steps towards inputs that count the same, taken where noise makes more than this of their sizes uncertain."""
+UNEXPLAINED = 0.3
+"""Residuals above this tell no answer from another."""
 DRIFTING = 0.05
 """Weight of a unit that is not silent in an update of several local steps."""
 NOISY = 0.3
 """What a column may misfit in a noisy gradient."""
 LOOSENING, LOOSEST = 4.0, 2.0
 """By how much the tolerance for a fit grows where nothing else is found, and where it ends: with any fit at all."""
+
+
+CLEARING_TAILS = (0.1, 0.03, 0.01, 0.003, 0.001, 3e-4, 1e-4, 1e-4, 1e-4)
+"""Powers, relative to the mean, below which what is left of a source counts as nothing; one reweighting each."""
 
 
 class ExactStatus(StrEnum):
@@ -92,22 +97,6 @@ class ExactBatch(NamedTuple):
     """(n,) standard deviation of the noise that the gradient's noise leaves in each input"""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Behind:
-    """The network as the layer sees it. With local steps between two known models: their middle, and the difference.
-
-    network: outputs (samples, classes) of pre-activations (samples, h), sample by sample. weight (h, d) and bias (h,)
-    of the layer; weight_change and bias_change: what local training added to them.
-    """
-
-    network: Network
-    loss: Callable[[Tensor, Tensor], Tensor]
-    weight: Tensor
-    bias: Tensor
-    weight_change: Tensor | None = None
-    bias_change: Tensor | None = None
-
-
 def exact_batch(
     weight_grad: Tensor,
     bias_grad: Tensor | None,
@@ -115,35 +104,36 @@ def exact_batch(
     *,
     components: int | None = None,
     image_shape: Sequence[int] | None = None,
+    box: Box | None = None,
     objective: StudentICA | CocktailObjective | None = None,
     iterations: int = 25,
     progress: Progress | None = None,
 ) -> ExactBatch:
     """The inputs (n, d) of a dense layer, exactly where the layer has redundancy, and their labels.
 
-    The arguments are those of `unmix`; `behind` is the network with its parameters. What comes back is never worse
-    than the separation by the measure of the certificate.
+    The arguments are those of `unmix`; `behind` is the network with its parameters. What comes back explains
+    the gradient better than the separation does, or silent units confirm it where nothing explains the gradient.
     """
     objective = objective or StudentICA()
     mixture = usable_mixture(weight_grad, bias_grad, components)
     reason = _why_not(mixture, behind)
     if mixture is None or bias_grad is None or mixture.bias is None:
-        separation = unmix_mixture(mixture, weight_grad, components, image_shape, objective, progress)
+        separation = unmix_mixture(mixture, weight_grad, components, image_shape, objective, progress, box)
         nobody = torch.zeros(len(separation.sources), dtype=torch.bool, device=weight_grad.device)
         reason = reason or ExactStatus.NO_BIAS
         return ExactBatch(
             separation.sources, None, False, nobody, torch.inf, None, reason, separation, separation.noise
         )
-    problem = _problem(mixture, behind, weight_grad, bias_grad, image_shape)
+    problem = problem_of(mixture, behind, weight_grad, bias_grad, image_shape, box)
     for attempt in _attempts(objective, mixture, reason):
-        separation = unmix_mixture(mixture, weight_grad, components, image_shape, attempt, progress)
-        best = _equalise(problem, _assess(problem, _start(separation.rows)))
+        separation = unmix_mixture(mixture, weight_grad, components, image_shape, attempt, progress, box)
+        best = equalise(problem, assess(problem, _start(separation.rows)))
         status, confirmed = reason, torch.zeros(mixture.size, dtype=torch.bool, device=weight_grad.device)
         if status is None:
             separated, best = best, _confirm_all(problem, best, iterations, progress)
             confirmed = _confirmed(problem, best)
-            if problem.responses_change is not None and int(confirmed.sum()) < NEARLY_ALL * len(confirmed):
-                # Over several steps nothing but confirmation speaks for the columns, and one wrong one spoils others.
+            if problem.responses_change is not None and int(confirmed.sum()) < MOST * len(confirmed):
+                # Over several steps nothing but confirmation speaks for the columns.
                 best, confirmed = separated, torch.zeros_like(confirmed)
             status = _verdict(problem, best, confirmed, weight_grad.dtype)
         if status in (ExactStatus.EXACT, ExactStatus.CONFIRMED):
@@ -183,101 +173,26 @@ def _why_not(mixture: Mixture | None, behind: Behind) -> ExactStatus | None:
     return ExactStatus.NO_REDUNDANCY if units < mixture.size + SPARE_UNITS else None
 
 
-class _Problem(NamedTuple):
-    mixture: Mixture
-    behind: Behind
-    complement: Tensor
-    """(h, h - n): the directions that the columns do not span"""
-    contrasts: Tensor
-    """(n, groups, places) of the coordinates"""
-    responses: Tensor
-    """W Y^T (h, n): pre-activations of unmixed inputs without touching their d features again"""
-    responses_change: Tensor | None
-    gram: Tensor
-    """[Y | b][Y | b]^T (n, n)"""
-    energy: float
-    """|G|^2 + |g|^2"""
-    few_classes: bool
-    finished: float
-    """The residual below which nothing is left to gain."""
+def _start(rows: Tensor) -> State:
+    columns = unit_rows(torch.linalg.pinv(rows).T)
+    return State(rows, columns, rows.new_full((len(rows),), torch.inf))
 
 
-class _State(NamedTuple):
-    rows: Tensor
-    """(n, n) unmixing rows"""
-    columns: Tensor
-    """(n, n): row i is the column of sample i"""
-    residuals: Tensor
-
-    @property
-    def confirmed(self) -> Tensor:
-        return self.found(CONFIRMED)
-
-    def found(self, tolerance: float) -> Tensor:
-        return self.residuals < tolerance
-
-
-class _Assessment(NamedTuple):
-    state: _State
-    labels: Tensor
-    shares: Tensor
-    """(n,) how much each input counts, by least squares"""
-    times: Tensor
-    """The same in whole numbers"""
-    signals: Tensor
-    """(n, h) what the network sends back for each input"""
-    residual: float
-    even_residual: float
-    """The residual if all inputs counted the same."""
-    whole_residual: float
-    """The residual if they counted a whole number of times."""
-
-
-def _problem(
-    mixture: Mixture,
-    behind: Behind,
-    weight_grad: Tensor,
-    bias_grad: Tensor,
-    image_shape: Sequence[int] | None,
-) -> _Problem:
-    both = torch.cat([mixture.coordinates, (mixture.basis.T @ bias_grad.double()).unsqueeze(1)], dim=1)
-    energy = weight_grad.double().square().sum() + bias_grad.double().square().sum()
-    complete = torch.linalg.qr(mixture.basis, mode="complete").Q
-    change = behind.weight_change
-    return _Problem(
-        mixture,
-        behind,
-        complete[:, mixture.size :],
-        contrasts(mixture.coordinates, image_shape),
-        behind.weight.double() @ mixture.coordinates.T,
-        None if change is None else change.double() @ mixture.coordinates.T,
-        both @ both.T,
-        float(energy),
-        behind.network(behind.bias.double().unsqueeze(0)).shape[1] <= FEW_CLASSES,
-        FINISHED if weight_grad.dtype == torch.float32 else 0.0,
-    )
-
-
-def _start(rows: Tensor) -> _State:
-    columns = _unit(torch.linalg.pinv(rows).T)
-    return _State(rows, columns, rows.new_full((len(rows),), torch.inf))
-
-
-def _confirm_all(problem: _Problem, best: _Assessment, iterations: int, progress: Progress | None) -> _Assessment:
+def _confirm_all(problem: Problem, best: Assessment, iterations: int, progress: Progress | None) -> Assessment:
     """Find columns round by round. A column found is kept and projected out, which clears up the others.
 
     Where nothing moves any more, all columns are looked for again, then worse fits are let through.
     """
     state, again = best.state, False
-    tolerance = CONFIRMED if _bias_is_trusted(problem, state) else NOISY
+    tolerance = CONFIRMED if bias_is_trusted(problem, state) else NOISY
     for iteration in range(iterations):
         before = state
         state = _find(problem, state, tolerance, again)
         state = _resolve_others(problem, _without_repeats(state), tolerance)
-        assessment = _equalise(problem, _assess(problem, state))
+        assessment = equalise(problem, assess(problem, state))
         state = assessment.state
-        misfit, least = _misfit(problem, assessment), _misfit(problem, best)
-        if _preference(problem, assessment) < _preference(problem, best):
+        misfit, least = misfit_of(problem, assessment), misfit_of(problem, best)
+        if _is_better(problem, assessment, best):
             best = assessment
         if progress is not None:
             progress(iteration + 1, iterations)
@@ -297,14 +212,14 @@ def _confirm_all(problem: _Problem, best: _Assessment, iterations: int, progress
     return best
 
 
-def _find(problem: _Problem, state: _State, tolerance: float, again: bool) -> _State:
+def _find(problem: Problem, state: State, tolerance: float, again: bool) -> State:
     """Look for the columns that are not found yet, or `again` for all of them."""
     everyone = torch.arange(len(state.rows), device=state.rows.device)
     todo = everyone if again else everyone[~state.found(tolerance)]
     # Signals have the last word where their corrections leave nothing out, or where only refinement is left.
     decisive = problem.few_classes or bool(state.confirmed.all())
     refining = CONFIRMED if again and decisive else 0.0
-    activations, margins = _activations(problem, state.rows[todo])
+    activations, margins = pre_activations(problem, state.rows[todo])
     scale = activations.std(1, keepdim=True).clamp(min=torch.finfo(activations.dtype).tiny)
     surety = (margins / scale).clamp(0, 1)
     basis, rest = problem.mixture.basis, todo.new_ones(len(todo)).nonzero().flatten()
@@ -315,7 +230,7 @@ def _find(problem: _Problem, state: _State, tolerance: float, again: bool) -> _S
         rest = (found.residuals >= tolerance).nonzero().flatten()
     if len(rest):
         behind = problem.behind
-        entries = _signed_columns(state)[todo[rest]] @ basis.T
+        entries = signed_columns(state)[todo[rest]] @ basis.T
         labels = candidate_labels(behind.network, behind.loss, activations[rest], entries)
         signals, directions = correction_directions(behind.network, behind.loss, activations[rest], labels)
         weights = surety[rest].clamp(min=0.02)
@@ -329,16 +244,7 @@ def _find(problem: _Problem, state: _State, tolerance: float, again: bool) -> _S
     return state
 
 
-def _activations(problem: _Problem, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Pre-activations (samples, h) of unmixed inputs, and how far each stays from zero during local training."""
-    activations = rows @ problem.responses.T + problem.behind.bias.double()
-    if problem.responses_change is None or problem.behind.bias_change is None:
-        return activations, activations.abs()
-    change = rows @ problem.responses_change.T + problem.behind.bias_change.double()
-    return activations, (activations.abs() - change.abs() / 2).clamp(min=0)
-
-
-def _replace(state: _State, which: Tensor, found: Columns, tolerance: float) -> _State:
+def _replace(state: State, which: Tensor, found: Columns, tolerance: float) -> State:
     """Take over the columns that fit better than those before, or fit as well and come from better estimates."""
     better = (found.residuals < state.residuals[which]) | (found.residuals < tolerance)
     columns, residuals = state.columns.clone(), state.residuals.clone()
@@ -347,7 +253,7 @@ def _replace(state: _State, which: Tensor, found: Columns, tolerance: float) -> 
     return state._replace(columns=columns, residuals=residuals)
 
 
-def _without_repeats(state: _State) -> _State:
+def _without_repeats(state: State) -> State:
     """Where two estimates ended at one column, only the better one keeps it."""
     order = state.residuals.argsort()
     ordered = state.columns[order]
@@ -358,7 +264,7 @@ def _without_repeats(state: _State) -> _State:
     return state._replace(residuals=torch.where(repeated, torch.inf, state.residuals))
 
 
-def _resolve_others(problem: _Problem, state: _State, tolerance: float) -> _State:
+def _resolve_others(problem: Problem, state: State, tolerance: float) -> State:
     """New unmixing rows: confirmed columns as they are, the others separated anew with those projected out."""
     known = state.found(tolerance)
     if bool(known.all()):
@@ -371,109 +277,46 @@ def _resolve_others(problem: _Problem, state: _State, tolerance: float) -> _Stat
     unmixed = separate_by_likelihood(StudentICA(), left, start=start) @ outside.T @ signals
     # Columns of the others by regression: their sources are taken to be uncorrelated with the confirmed ones.
     columns = state.columns.clone()
-    columns[~known] = _unit(torch.linalg.solve(unmixed @ unmixed.T, unmixed @ signals.T))
-    return state._replace(rows=scale_rows(torch.linalg.pinv(columns.T), problem.mixture), columns=columns)
+    columns[~known] = unit_rows(torch.linalg.solve(unmixed @ unmixed.T, unmixed @ signals.T))
+    rows = torch.linalg.pinv(columns.T)
+    if problem.responses_change is not None and int(known.sum()) > MOST * len(known):
+        # Over several steps no signal corrects that: see to it that little of them is left in the confirmed ones.
+        rows[known] = _cleared(problem.contrasts, rows[known], rows[~known])
+        columns = unit_rows(torch.linalg.pinv(rows).T)
+        columns[known] = state.columns[known]
+    return state._replace(rows=scale_rows(rows, problem.mixture, problem.box), columns=columns)
 
 
-def _unit(rows: Tensor) -> Tensor:
-    lengths: Tensor = rows.norm(dim=1, keepdim=True)
-    return rows / lengths.clamp(min=torch.finfo(rows.dtype).tiny)
+def _cleared(mixtures: Tensor, rows: Tensor, others: Tensor) -> Tensor:
+    """`rows` less as much of the `others` as makes their sources sparsest: regression with a Student-t residual."""
+    grid = mixtures.shape[1], mixtures[0, 0].numel()
+    sources, rest = ((chosen @ mixtures.flatten(1)).view(-1, *grid) for chosen in (rows, others))
+    mean_power = sources.square().sum(1).mean(1, keepdim=True)
+    left, amounts = sources, rows.new_zeros(len(rows), len(others))
+    for tail in CLEARING_TAILS:
+        weights = 1 / (tail + left.square().sum(1) / mean_power)
+        for number, (source, weight) in enumerate(zip(sources, weights, strict=True)):
+            weighted = (rest * weight).flatten(1)
+            amounts[number] = least_squares(
+                weighted @ rest.flatten(1).T, (weighted @ source.flatten()).unsqueeze(1)
+            ).squeeze(1)
+        left = sources - (amounts @ rest.flatten(1)).view_as(sources)
+    return rows - amounts @ others
 
 
-def _assess(problem: _Problem, state: _State) -> _Assessment:
-    """Recompute the gradient from the inputs; how much each of them counts is fitted.
-
-    |[G | g] - sum_i s_i v_i [x_i | 1]|^2 needs only products of the signals v with L and of the coordinates with each
-    other, so that the d features are not touched.
-    """
-    behind, rows = problem.behind, state.rows
-    activations, _ = _activations(problem, rows)
-    entries = _signed_columns(state) @ problem.mixture.basis.T
-    labels = candidate_labels(behind.network, behind.loss, activations, entries)
-    activations = _settle(activations, entries)
-    signals = sample_signals(behind.network, behind.loss, activations, labels)
-    gram = rows @ problem.gram @ rows.T
-    target = ((signals @ problem.mixture.basis) * (rows @ problem.gram)).sum(1)
-    normal = (signals @ signals.T) * gram
-    shares = least_squares(normal, target.unsqueeze(1)).squeeze(1)
-    once = shares.clamp(min=0.3 * shares.median()).min()  # what an input that occurs once counts
-    times = (shares / once).nan_to_num().round().clamp(min=1)
-    residuals = []
-    for counts in (shares, torch.ones_like(shares), times):
-        counted = counts * (counts @ target) / (counts @ normal @ counts)
-        rest = problem.energy - 2 * counted @ target + counted @ normal @ counted
-        residual = float((rest.clamp(min=0) / problem.energy).sqrt())
-        residuals.append(math.inf if math.isnan(residual) else residual)
-    return _Assessment(state, labels, shares, times.long(), signals, *residuals)
+def _is_better(problem: Problem, new: Assessment, old: Assessment) -> bool:
+    """By how well the gradient is explained; where that says little, by what the silent units confirm."""
+    misfits = misfit_of(problem, new), misfit_of(problem, old)
+    if problem.responses_change is not None:  # the gradient of no single step is known
+        confirmed = [int(one.state.confirmed.sum()) for one in (new, old)]
+    elif min(misfits) > UNEXPLAINED:  # the network behind is not the one that was trained (dropout), or noise
+        confirmed = [float(one.state.found(CERTAIN).double().mean()) > NEARLY_ALL for one in (new, old)]
+    else:
+        confirmed = [0, 0]
+    return (-confirmed[0], misfits[0]) < (-confirmed[1], misfits[1])
 
 
-def _signed_columns(state: _State) -> Tensor:
-    """The columns, each pointing the way that its row, which has the sign of the input, counts as positive."""
-    return torch.where((state.rows * state.columns).sum(1, keepdim=True) < 0, -state.columns, state.columns)
-
-
-def _settle(activations: Tensor, entries: Tensor) -> Tensor:
-    """Put units that are too close to their threshold to call on the side that their column's entry shows."""
-    scale = activations.std(1, keepdim=True)
-    silent = entries.abs() < SILENT * entries.abs().mean(1, keepdim=True)
-    wrong = (activations.abs() < UNDECIDED * scale) & (silent == (activations > 0))
-    barely = torch.finfo(activations.dtype).eps * scale
-    return torch.where(wrong, torch.where(silent, -barely, barely), activations)
-
-
-def _equalise(problem: _Problem, best: _Assessment) -> _Assessment:
-    """Correct the inputs' sizes so that all count the same, where the gradient is explained better then.
-
-    The bias gradient gives sizes exactly, but it is small, and noise upsets it before anything else: then this helps.
-    An input that is too large by some factor is found to count less by that factor.
-    """
-    if _bias_is_trusted(problem, best.state) or problem.responses_change is not None:
-        return best
-    for _ in range(EQUALISATIONS):
-        # Half of the correction at a time: the signals change with the size as well.
-        sizes = (best.shares / best.shares.median()).clamp(1 / LOUDEST, LOUDEST).sqrt()
-        if not bool(sizes.isfinite().all()):
-            break
-        rows = _common_size(best.state.rows * sizes.unsqueeze(1), problem.mixture)
-        resized = _assess(problem, best.state._replace(rows=rows))
-        if resized.even_residual >= best.even_residual or not _agrees_with_bias(problem.mixture, rows):
-            break
-        best = resized
-    return best
-
-
-def _agrees_with_bias(mixture: Mixture, rows: Tensor) -> bool:
-    """Whether the columns add up to the bias gradient but for noise: inputs that were clipped do not count the same."""
-    assert mixture.bias is not None
-    missing = float((torch.linalg.pinv(rows).sum(1) - mixture.bias).norm())
-    return missing < BIAS_SLACK * mixture.noise * math.sqrt(len(rows))
-
-
-def _common_size(rows: Tensor, mixture: Mixture) -> Tensor:
-    """Scale all rows alike so that the inputs explain the bias gradient, the sum of all columns, best."""
-    total = torch.linalg.pinv(rows).sum(1)
-    assert mixture.bias is not None
-    factor = float(total @ mixture.bias / (total @ total))
-    return rows / factor if factor > 0 else rows
-
-
-def _preference(problem: _Problem, assessment: _Assessment) -> tuple[int, float]:
-    """The smaller, the better. Over several local steps what the silent units confirm counts, not the gradient."""
-    confirmed = int(assessment.state.confirmed.sum()) if problem.responses_change is not None else 0
-    return -confirmed, _misfit(problem, assessment)
-
-
-def _misfit(problem: _Problem, assessment: _Assessment) -> float:
-    """What tells the better of two answers. Where sizes are uncertain they must not be fitted away."""
-    trusted = _bias_is_trusted(problem, assessment.state)
-    return assessment.residual if trusted else assessment.even_residual
-
-
-def _bias_is_trusted(problem: _Problem, state: _State) -> bool:
-    return problem.mixture.noise * float(state.rows.norm(dim=1).median()) < TRUSTED_BIAS
-
-
-def _confirmed(problem: _Problem, best: _Assessment) -> Tensor:
+def _confirmed(problem: Problem, best: Assessment) -> Tensor:
     """Which inputs are confirmed (n,): redundant units agree on the column and, after one step, so does the signal.
 
     Nothing is, where noise is nearly as strong as the weakest sample: then the columns' space itself is uncertain.
@@ -482,12 +325,12 @@ def _confirmed(problem: _Problem, best: _Assessment) -> Tensor:
         return torch.zeros_like(best.state.confirmed)
     if problem.responses_change is not None:
         return best.state.found(CERTAIN)
-    entries = _unit(_signed_columns(best.state) @ problem.mixture.basis.T)
-    apart: Tensor = (entries - _unit(best.signals)).norm(dim=1)
+    entries = unit_rows(signed_columns(best.state) @ problem.mixture.basis.T)
+    apart: Tensor = (entries - unit_rows(best.signals)).norm(dim=1)
     return best.state.confirmed & (apart < CONFIRMED)
 
 
-def _verdict(problem: _Problem, best: _Assessment, confirmed: Tensor, dtype: torch.dtype) -> ExactStatus:
+def _verdict(problem: Problem, best: Assessment, confirmed: Tensor, dtype: torch.dtype) -> ExactStatus:
     if best.whole_residual < EXPLAINED[dtype == torch.float64]:
         return ExactStatus.EXACT
     if bool(best.state.found(CERTAIN).all()) and problem.responses_change is not None:

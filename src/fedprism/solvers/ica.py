@@ -17,20 +17,34 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
+from .likelihood import Prior, StudentT, TwoHumps, maximise_likelihood
 from .matching import Progress
 from .mixture import Mixture, reduce_mixture
 from .published import CocktailObjective, separate
 
-LEAST_ITERATIONS = 80
-PLACES_A_SOURCE = 16
+ITERATIONS, GUIDED_ITERATIONS = 80, 40
+PLACES_A_SOURCE, FEW_PLACES = 16, 8
+"""How many places for each source a coarse separation looks at; and how few make every detail of the prior tell."""
 FEW_CHANNELS = 2
+TAIL, SCARCE_TAIL, MODERATE_TAIL = 0.03, 0.3, 3.0
+"""Degrees of freedom: the sparsest prior needs many places a source; the last is for signals that are not sparse."""
+NEAR_ZERO, PILED_UP = 0.1, 0.13
+"""Signals are sparse where more than this share of the values are nearly zero, in standard deviations; of a Gaussian
+it is 0.08, of features behind a ReLU at least 0.16 were seen."""
 LOUDEST = 3.0
 """No source is scaled to more than this multiple of the batch's median size, however small its bias gradient."""
+
+
+INSIDE, BOX_SLACK, VISIBLE_EXCESS = 0.98, 2.0, 1.01
+"""The share of a source's values that must fit its box, give or take so many standard deviations of the noise, and by
+what factor they must be too large for it to count."""
+
+Box: TypeAlias = tuple[Tensor, Tensor]
 
 
 class UnmixStatus(StrEnum):
@@ -46,14 +60,15 @@ class StudentICA:
     """Maximum likelihood under a Student-t prior.
 
     `derivatives`: separate differences of neighbouring pixels instead of pixels. `grouped`: the channels and directions
-    at a pixel share one prior. `tail`: degrees of freedom of the prior; the smaller, the sparser the sources.
-    `iterations`: at most so many; by default 80, or as many as there are sources. `places`: look at no more than about
-    so many pixels, evenly spread; all of them unless said.
+    at a pixel share one prior. `tail`: degrees of freedom of the prior; the smaller, the sparser the sources. By
+    default 0.03, more where an image has few pixels for so many sources; and a prior chosen by their kurtosis where
+    signals of one channel are not sparse. `iterations`: at most so many; by default 80. `places`: look at no more than
+    about so many pixels, evenly spread; all of them unless said.
     """
 
     derivatives: bool = True
     grouped: bool = True
-    tail: float = 0.03
+    tail: float | None = None
     iterations: int | None = None
     places: int | None = None
 
@@ -86,6 +101,7 @@ def unmix(
     *,
     components: int | None = None,
     image_shape: Sequence[int] | None = None,
+    box: Box | None = None,
     objective: StudentICA | CocktailObjective | None = None,
     progress: Progress | None = None,
 ) -> Unmixing:
@@ -93,10 +109,11 @@ def unmix(
 
     `components`: how many samples; by default the numerical rank. `image_shape`: (channels, height, width) of images,
     (channels, length) of signals; without it the inputs are taken to be sparse, like embeddings behind a ReLU.
-    A FedAvg update serves as well as a gradient. Without the bias gradient scale and sign stay unknown.
+    `box`: (low, high) of the inputs, broadcastable to (n, d), where it is known. A FedAvg update serves as well as a
+    gradient. Without the bias gradient scale and sign stay unknown.
     """
     mixture = usable_mixture(weight_grad, bias_grad, components)
-    return unmix_mixture(mixture, weight_grad, components, image_shape, objective or StudentICA(), progress)
+    return unmix_mixture(mixture, weight_grad, components, image_shape, objective or StudentICA(), progress, box)
 
 
 def usable_mixture(weight_grad: Tensor, bias_grad: Tensor | None, components: int | None) -> Mixture | None:
@@ -117,6 +134,7 @@ def unmix_mixture(
     image_shape: Sequence[int] | None,
     objective: StudentICA | CocktailObjective,
     progress: Progress | None,
+    box: Box | None,
 ) -> Unmixing:
     """`unmix` from the coordinates on."""
     if mixture is None:
@@ -126,7 +144,7 @@ def unmix_mixture(
     else:
         signals = contrasts(mixture.coordinates, image_shape if objective.derivatives else None)
         rows = separate_by_likelihood(objective, signals, progress=progress)
-    rows = scale_rows(rows, mixture)
+    rows = scale_rows(rows, mixture, box)
     return Unmixing(
         (rows @ mixture.coordinates).to(weight_grad.dtype),
         (rows @ mixture.basis.T).to(weight_grad.dtype),
@@ -158,11 +176,11 @@ def _status(mixture: Mixture, components: int | None, weight_grad: Tensor) -> Un
     return UnmixStatus.SEPARATED
 
 
-def scale_rows(rows: Tensor, mixture: Mixture) -> Tensor:
+def scale_rows(rows: Tensor, mixture: Mixture, box: Box | None = None) -> Tensor:
     """Scale unmixing rows (n, n) so that the sources get the inputs' scale and sign: u A = e_i implies u g = 1.
 
-    A source whose bias gradient nearly vanishes would drown all others: its size is limited. Without a bias gradient
-    sources get unit size, and the sign that makes their mean positive.
+    A source whose bias gradient nearly vanishes would drown all others: its size is limited, by the `box` too. Without
+    a bias gradient sources get unit size, and the sign that makes their mean positive.
     """
     coordinates = mixture.coordinates
     gram = coordinates @ coordinates.T / coordinates.shape[1]
@@ -174,40 +192,80 @@ def scale_rows(rows: Tensor, mixture: Mixture) -> Tensor:
     floor = inverse_size.abs().median() / LOUDEST
     limited = torch.where(inverse_size < 0, -1.0, 1.0) * inverse_size.abs().clamp(min=floor)
     limited = torch.where(limited == 0, 1.0, limited)
-    return rows / limited.unsqueeze(1)
+    rows = rows / limited.unsqueeze(1)
+    return rows if box is None else rows / _excess(rows, mixture, box).unsqueeze(1)
+
+
+def _excess(rows: Tensor, mixture: Mixture, box: Box) -> Tensor:
+    """(n,) by what factor sources are too large for the box, 1 where they are not.
+
+    What is left of other sources shows in the bias gradient first, and makes a source too large or too small. Too large
+    can be seen. A few values may lie outside because of those others, and all of them by what noise there is.
+    """
+    sources = rows @ mixture.coordinates
+    slack = BOX_SLACK * mixture.noise * rows.norm(dim=1, keepdim=True)
+    factors = torch.zeros_like(sources)
+    for sign, bound in zip((-1.0, 1.0), box, strict=True):
+        # A bound on the other side of zero, or zero itself, says nothing about sizes.
+        reach = (sign * bound.to(sources)).expand_as(sources)
+        factors = torch.where(reach > 0, torch.maximum(factors, (sign * sources - slack) / reach), factors)
+    excess = factors.kthvalue(max(1, round(INSIDE * factors.shape[1])), dim=1).values
+    return torch.where(excess > VISIBLE_EXCESS, excess, 1)
 
 
 def separate_by_likelihood(
     objective: StudentICA, signals: Tensor, *, start: Tensor | None = None, progress: Progress | None = None
 ) -> Tensor:
-    """Unmixing rows (n, n) for mixtures of `contrasts` (n, groups, places), up to order, scale and sign.
+    """Unmixing rows (n, n) for mixtures of `contrasts` (n, groups, *grid), up to order, scale and sign.
 
     `start`: rows to start from.
     """
     if objective.places is not None:
         # Never so few that the sources could not be told apart by them.
-        signals = signals[:, :, :: max(1, signals.shape[2] // max(objective.places, PLACES_A_SOURCE * len(signals)))]
+        few = max(objective.places, PLACES_A_SOURCE * len(signals))
+        signals = signals.flatten(2)
+        signals = signals[:, :, :: max(1, signals.shape[2] // few)]
     if not objective.grouped:
         signals = signals.flatten(1).unsqueeze(1)
-    # Differences have no mean; sparse signals keep theirs, because it is their zeros that tell them apart.
-    centred = signals - signals.mean(2, keepdim=True)
+    flat = signals.flatten(2)
+    centred = (flat - flat.mean(2, keepdim=True)).view(signals.shape)
     whitening = _whitening(centred.flatten(1))
-    if start is None:
-        rotation = _fixed_point((whitening @ centred.flatten(1)).float())
-    else:
-        rotation = torch.linalg.solve(whitening, start, left=False)
-        rotation = (rotation / rotation.norm(dim=1, keepdim=True)).float()
-    white = (whitening @ signals.flatten(1)).float().view(signals.shape)
+    white, centred = ((whitening @ values.flatten(1)).float().view(signals.shape) for values in (signals, centred))
     # Free lengths separate colour photographs better. With few channels contrasts are often exactly zero (flat parts,
     # features behind a ReLU), and the likelihood of rows that grow without end has no bound.
     free = signals.shape[1] > FEW_CHANNELS
-    iterations = objective.iterations or max(LEAST_ITERATIONS, len(signals))
-    rotation = _maximise_likelihood(white, rotation, objective.tail, iterations, progress, free=free)
+    scarce = signals.dim() == 4 and flat.shape[2] < FEW_PLACES * len(signals)
+    if start is not None:
+        rotation = torch.linalg.solve(whitening, start, left=False)
+        rotation = (rotation / rotation.norm(dim=1, keepdim=True)).float()
+    else:
+        rotation = _fixed_point(centred.flatten(1))
+        if scarce:
+            guide = StudentT(tail=SCARCE_TAIL, neighbours=True)
+            rotation = maximise_likelihood(white, rotation, guide, GUIDED_ITERATIONS, free=free)
+    prior: Prior = StudentT(tail=objective.tail or (SCARCE_TAIL if scarce else TAIL))
+    if signals.shape[1] == 1 and objective.tail is None and not _is_sparse(rotation @ white.flatten(1)):
+        # Differences, and features behind a ReLU, are told apart by their zeros. Others have none, and their mean is
+        # in the way.
+        white, prior = centred, _prior_by_kurtosis(rotation @ centred.flatten(1))
+    rotation = maximise_likelihood(white, rotation, prior, objective.iterations or ITERATIONS, progress, free=free)
     return rotation.double() @ whitening
 
 
+def _is_sparse(sources: Tensor) -> bool:
+    """Whether the values of most sources (n, places) pile up at zero."""
+    near = sources.abs() < NEAR_ZERO * sources.std(1, keepdim=True)
+    return float(near.float().mean(1).median()) > PILED_UP
+
+
+def _prior_by_kurtosis(sources: Tensor) -> Prior:
+    """Two humps where most sources (n, places), of zero mean, have lighter tails than a Gaussian; else heavier ones."""
+    kurtosis = sources.pow(4).mean(1) / sources.square().mean(1).square()
+    return TwoHumps() if float(kurtosis.median()) < 3 else StudentT(tail=MODERATE_TAIL)
+
+
 def contrasts(coordinates: Tensor, image_shape: Sequence[int] | None) -> Tensor:
-    """What the inputs are told apart by: (n, groups, places), each group of unit size.
+    """What the inputs are told apart by: (n, groups, *grid), each group of unit size; the grid of images has two sides.
 
     Images: horizontal and vertical differences of brightness and colour. Signals: differences. Else the values.
     """
@@ -221,11 +279,11 @@ def contrasts(coordinates: Tensor, image_shape: Sequence[int] | None) -> Tensor:
             signals = across.flatten(2)
         else:
             down = planes.diff(dim=-2)
-            signals = torch.cat([across[..., :-1, :], down[..., :-1]], dim=1).flatten(2)
-        if signals.shape[2] < 2:
+            signals = torch.cat([across[..., :-1, :], down[..., :-1]], dim=1)
+        if signals[0, 0].numel() < 2:
             signals = coordinates.unsqueeze(1)
-    scale = signals.square().mean((0, 2), keepdim=True).sqrt()
-    return signals / torch.where(scale > 0, scale, 1)
+    scale = signals.square().transpose(0, 1).flatten(1).mean(1).sqrt()
+    return signals / torch.where(scale > 0, scale, 1).view(-1, *[1] * (signals.dim() - 2))
 
 
 def _opponent_colours(planes: Tensor) -> Tensor:
@@ -266,59 +324,3 @@ def _orthogonal(rows: Tensor) -> Tensor:
     floor = torch.finfo(torch.float64).eps * values[-1].clamp(min=torch.finfo(torch.float64).tiny)
     turned: Tensor = vectors * values.clamp(min=floor).rsqrt() @ vectors.T @ rows.double()
     return turned.to(rows.dtype)
-
-
-def _maximise_likelihood(
-    white: Tensor, rotation: Tensor, tail: float, iterations: int, progress: Progress | None, *, free: bool
-) -> Tensor:
-    """Minimise  sum_i mean_p (tail + g)/2 log(1 + |s_ip|^2 / tail) - g log|det W|,  s = W white (n, g, places).
-
-    Relative quasi-Newton: W <- (I + E) W with E from 2 x 2 blocks of the Hessian, and backtracking. W need not be
-    orthogonal: signals that happen to be correlated stay so. Unless `free`, its rows keep unit length.
-    """
-    size, groups, places = white.shape
-    identity = torch.eye(size, dtype=white.dtype, device=white.device)
-    sources = (rotation @ white.flatten(1)).view_as(white)
-    value = _negative_likelihood(sources, rotation, tail)
-    for iteration in range(iterations):
-        power = sources.square().sum(1)
-        weights = (tail + groups) / (tail + power)
-        gradient = (sources * weights.unsqueeze(1)).flatten(1) @ sources.flatten(1).T / places - groups * identity
-        curvature = (tail + groups) * (groups * tail + (groups - 2) * power) / (tail + power).square()
-        if groups == 1:  # the exact curvature of one channel is negative in the tails; the weights bound it from above
-            curvature = weights
-        direction = _block_newton(gradient, curvature @ power.T / (places * groups), groups)
-        step = 1.0
-        for _ in range(12):
-            turn = identity + step * direction
-            lengths = 1 if free else (turn @ rotation).norm(dim=1, keepdim=True)
-            moved, moved_sources = turn @ rotation / lengths, (turn @ sources.flatten(1) / lengths).view_as(sources)
-            moved_value = _negative_likelihood(moved_sources, moved, tail)
-            if moved_value < value:
-                break
-            step /= 2
-        else:
-            break
-        gain, value, rotation, sources = value - moved_value, moved_value, moved, moved_sources
-        if progress is not None:
-            progress(iteration + 1, iterations)
-        if gain < 1e-6 * size:
-            break
-    return rotation
-
-
-def _negative_likelihood(sources: Tensor, rotation: Tensor, tail: float) -> float:
-    groups = sources.shape[1]
-    fit = ((tail + groups) / 2 * torch.log1p(sources.square().sum(1) / tail)).double().mean(1).sum()
-    return float(fit - groups * torch.linalg.slogdet(rotation.double()).logabsdet)
-
-
-def _block_newton(gradient: Tensor, curvature: Tensor, groups: int) -> Tensor:
-    """Solve [c_ij g; g c_ji] [e_ij; e_ji] = -[gradient_ij; gradient_ji], blocks made positive definite first."""
-    other = curvature.T
-    smallest = (curvature + other) / 2 - (((curvature - other) / 2).square() + groups**2).sqrt()
-    shift = (0.05 * groups - smallest).clamp(min=0)
-    curvature, other = curvature + shift, other + shift
-    direction = (groups * gradient.T - other * gradient) / (curvature * other - groups**2)
-    diagonal = -gradient.diagonal() / (curvature.diagonal() - shift.diagonal() + groups)
-    return direction - torch.diag(direction.diagonal()) + torch.diag(diagonal)

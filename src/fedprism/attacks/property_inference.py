@@ -1,0 +1,263 @@
+"""Tells whether the data behind an update has a property, by comparison with clients that the attacker makes up.
+
+Melis, Song, De Cristofaro, Shmatikov, "Exploiting Unintended Feature Leakage in Collaborative Learning", S&P 2019; on
+disaggregated updates by Lam et al., "Gradient Disaggregation", ICML 2021.
+
+Differs from the papers in: made-up clients train with the same code as real ones; for an aggregate they are aggregated
+to cohorts of its size, of which one client has the property or none; properties are planted ones, such as a class or a
+rendering of the images, never attributes of people.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from fedprism import losses, progress
+from fedprism.attacks.base import Attack
+from fedprism.attacks.forward import FORWARD_NEEDS, FORWARD_USES, input_box, local_protocol
+from fedprism.client import FedAvg, FedSGD
+from fedprism.cohort import Task, local_updates
+from fedprism.defenses.base import Context
+from fedprism.errors import BadInput, MissingKnowledge, NotApplicable
+from fedprism.solvers.properties import WIDEST, infer_property, telling_tensors, update_features
+from fedprism.types import Batch, Observation, Reconstruction, Round, Update, is_soft
+
+
+class Property(Protocol):
+    """Something that samples may have: makes samples with it and samples without it out of any data."""
+
+    def split(self, data: Batch, box: tuple[Tensor, Tensor] | None) -> tuple[Batch, Batch]:
+        """(with, without); `box` is the pixel range in the model's input space, where it is known."""
+        ...
+
+
+@dataclass(frozen=True)
+class HoldsClass:
+    """The sample is of this class."""
+
+    label: int = 0
+
+    def split(self, data: Batch, box: tuple[Tensor, Tensor] | None) -> tuple[Batch, Batch]:
+        classes = data.labels.argmax(1) if is_soft(data.labels) else data.labels
+        return data[classes == self.label], data[classes != self.label]
+
+
+@dataclass(frozen=True)
+class Negative:
+    """The image is rendered as its negative."""
+
+    def split(self, data: Batch, box: tuple[Tensor, Tensor] | None) -> tuple[Batch, Batch]:
+        low, high = (bound.to(data.inputs) for bound in box) if box else (data.inputs.min(), data.inputs.max())
+        return Batch(low + high - data.inputs, data.labels), data
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class PropertyInference(Attack):
+    """How likely each update's client, or a client in each aggregate's cohort, holds samples with the property.
+
+    The attacker's own data (`public_data`) are dealt out to made-up clients, half of whom have the property: `share` of
+    their samples has it. shadows: how many such clients. widest: weight tensors with more connections are left out.
+    """
+
+    sought: Property = HoldsClass()
+    share: float = 0.5
+    shadows: int = 200
+    widest: int = WIDEST
+
+    citation: ClassVar[str] = "Melis et al. 2019 (property inference)"
+    reads_many: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1 or self.shadows < 20 or self.widest < 1:
+            raise BadInput(
+                "expected a share in (0, 1], at least 20 shadows and widest of at least 1, "
+                f"found {self.share}, {self.shadows} and {self.widest}; change the one that is out of range."
+            )
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return FORWARD_NEEDS | {"public_data", "batch_size"}
+
+    @property
+    def uses(self) -> frozenset[str]:
+        return FORWARD_USES | {"bounds", "normalization", "input_shape"}
+
+    def run(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
+        rounds = observation.rounds
+        try:
+            names = telling_tensors(rounds[0].update, widest=self.widest)
+        except ValueError as error:
+            raise NotApplicable(str(error)) from error
+        pools = self._pools(observation)
+        situations = _situations(self, observation)
+        probabilities = torch.zeros(len(rounds), dtype=torch.float64)
+        answers = {}
+        clients: dict[tuple[int, int], _Shadows] = {}
+        seed = int(torch.randint(2**31, (), generator=rng))
+        for situation, members in situations.items():
+            made_up = (situation.model, situation.size)
+            if made_up not in clients:
+                clients[made_up] = self._shadow_clients(observation, rounds[members[0]], names, situation, pools, rng)
+            examples, marks = clients[made_up].cohorts(situation.clients, rng)
+            observed = {name: torch.stack([rounds[number].update[name] for number in members]) for name in names}
+            answer = infer_property(update_features(examples), marks, update_features(observed), seed=seed)
+            probabilities[members] = answer.probabilities
+            answers[situation] = answer
+        return Reconstruction(
+            properties=probabilities,
+            owners=tuple(_owner(seen) for seen in rounds),
+            status="; ".join(dict.fromkeys(str(answer.status) for answer in answers.values())),
+            diagnostics={
+                "separation": [
+                    {"clients": key.clients, "samples": key.size, "auc": answer.separation}
+                    for key, answer in answers.items()
+                ]
+            },
+        )
+
+    def _pools(self, observation: Observation) -> tuple[Batch, Batch]:
+        """The attacker's own samples, with and without the property, where the model can be fed them."""
+        data = observation.knowledge.public_data
+        if data is None:
+            raise MissingKnowledge(self.name, "public_data")
+        like = next(iter(observation.rounds[0].params.values()))
+        holding, plain = self.sought.split(
+            Batch(data.inputs.to(like), data.labels.to(like.device)), input_box(observation)
+        )
+        if not len(holding) or not len(plain):
+            raise BadInput(
+                f"expected public_data with and without the property {self.sought!r}, found {len(holding)} and "
+                f"{len(plain)} samples of these; give data with both, or name another property."
+            )
+        return holding, plain
+
+    def _shadow_clients(
+        self,
+        observation: Observation,
+        seen: Round,
+        names: Sequence[str],
+        situation: _Situation,
+        pools: tuple[Batch, Batch],
+        rng: torch.Generator,
+    ) -> _Shadows:
+        """What made-up clients would have sent, of the tensors in `names`."""
+        holding, plain = pools
+        each, held = self.shadows // 2, max(1, round(self.share * situation.size))
+        datasets = (
+            _joined(_drawn(holding, part, rng), _drawn(plain, situation.size - part, rng))
+            for part in [held] * each + [0] * each
+        )
+        kept: dict[str, list[Tensor]] = {name: [] for name in names}
+        for done, update in enumerate(_answers(observation, seen, datasets, rng), start=1):
+            for name in names:
+                kept[name].append(update[name])
+            progress.report(done, 2 * each)
+        stacked = {name: torch.stack(tensors) for name, tensors in kept.items()}
+        return _Shadows(
+            {name: tensor[:each] for name, tensor in stacked.items()},
+            {name: tensor[each:] for name, tensor in stacked.items()},
+        )
+
+
+def property_inference() -> PropertyInference:
+    """Whether clients hold samples of class 0, or of another property, by comparison with made-up clients."""
+    return PropertyInference()
+
+
+class _Situation(NamedTuple):
+    """What updates must have in common to be compared with the same made-up ones."""
+
+    model: int
+    """Number of the first round that was sent the same parameters."""
+    clients: int
+    size: int
+    """Samples a client."""
+
+
+class _Shadows(NamedTuple):
+    """Updates of made-up clients, (clients, *shape) under each name: those that have the property, and the others."""
+
+    holding: dict[str, Tensor]
+    plain: dict[str, Tensor]
+
+    def cohorts(self, clients: int, rng: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+        """Sums over cohorts, and whether one client in each has the property; the others never have it."""
+        each = len(next(iter(self.plain.values())))
+        # A cohort without the property has all its clients from the plain ones, so that both kinds are sums alike.
+        others = torch.randint(each, (2 * each, clients - 1), generator=rng)
+        sums = {}
+        for name, plain in self.plain.items():
+            first = torch.cat([self.holding[name], plain])
+            sums[name] = first + torch.stack([plain[chosen].sum(0) for chosen in others.to(plain.device)])
+        return sums, torch.arange(2 * each) < each
+
+
+def _situations(attack: PropertyInference, observation: Observation) -> dict[_Situation, list[int]]:
+    """Numbers of the rounds by situation; a round without clients has none."""
+    rounds, sizes = observation.rounds, observation.knowledge.batch_size
+    if sizes is None:
+        raise MissingKnowledge(attack.name, "batch_size")
+    models: list[tuple[int, Update]] = []
+    found: dict[_Situation, list[int]] = {}
+    for number, seen in enumerate(rounds):
+        size = sizes[number] if isinstance(sizes, tuple) else sizes
+        if seen.clients == 0 or size == 0:
+            continue
+        model = next((first for first, params in models if _same(params, seen.params)), None)
+        if model is None:
+            model = number
+            models.append((number, seen.params))
+        situation = _Situation(model, seen.clients, max(1, round(size / seen.clients)))
+        found.setdefault(situation, []).append(number)
+    return found
+
+
+def _same(first: Update, second: Update) -> bool:
+    return first is second or all(torch.equal(first[name], second[name]) for name in first)
+
+
+def _answers(
+    observation: Observation, seen: Round, datasets: Iterable[Batch], rng: torch.Generator
+) -> Iterator[Update]:
+    """What clients that hold these data send, in order."""
+    model, knowledge = observation.model, observation.knowledge
+    if model is None or knowledge.loss is None:
+        raise MissingKnowledge("property-inference", "model" if model is None else "loss")
+    protocol: FedSGD | FedAvg = FedSGD()
+    if seen.kind == "delta":
+        protocol = replace(local_protocol(observation, replace(seen, clients=1)), shuffle=True)
+
+    def own_randomness() -> torch.Generator:
+        return torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=rng)))
+
+    trained = local_updates(
+        model,
+        seen.params,
+        (Task(data, own_randomness(), Context()) for data in datasets),
+        loss=losses.resolve(knowledge.loss),
+        protocol=protocol,
+        defense=knowledge.defense,
+        buffers=seen.buffers_before,
+        trained=tuple(seen.update),
+    )
+    return (update for _, update in trained)
+
+
+def _drawn(data: Batch, count: int, rng: torch.Generator) -> Batch:
+    """Different samples, or repeated ones where there are too few."""
+    order = torch.randperm(len(data), generator=rng)
+    return data[order.repeat(-(-count // len(data)))[:count].to(data.inputs.device)]
+
+
+def _joined(first: Batch, second: Batch) -> Batch:
+    return Batch(torch.cat([first.inputs, second.inputs]), torch.cat([first.labels, second.labels]))
+
+
+def _owner(seen: Round) -> str:
+    alone = seen.clients == 1 and seen.participants
+    return seen.participants[0] if alone and seen.participants else f"round {seen.index}"

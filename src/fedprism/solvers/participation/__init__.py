@@ -1,0 +1,15 @@
+"""Secure-aggregation sums taken apart: who took part when, and what each user sent."""
+
+from .disaggregation import Identifiability, IdentifiabilityStatus, disaggregate, identifiable_users
+from .recovery import Participation, ParticipationStatus, UserStatus, recover_participation
+
+__all__ = [
+    "Identifiability",
+    "IdentifiabilityStatus",
+    "Participation",
+    "ParticipationStatus",
+    "UserStatus",
+    "disaggregate",
+    "identifiable_users",
+    "recover_participation",
+]

@@ -1,0 +1,241 @@
+"""Device analytics: how often each user took part in windows of rounds, checked and brought into one form.
+
+Inside the solvers users are rows: columns of the participation matrix are kept as (users, rounds).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Analytics(NamedTuple):
+    """What is known of each user beside the sums. Everything a column must satisfy is in the first four fields.
+
+    `tiles` (tiles, length) are disjoint windows that cover all rounds, for the solvers that look at one window at a
+    time: entries are rounds, or `rounds` where a tile is shorter.
+    """
+
+    windows: Tensor
+    """(windows, rounds), 0 or 1."""
+    least: Tensor
+    """(users, windows): the smallest count allowed, 0 where it is unknown."""
+    most: Tensor
+    """(users, windows): the largest count allowed, the window's length where it is unknown."""
+    fixed: Tensor
+    """(users, rounds): 0 or 1 where an entry is known, else -1."""
+    tiles: Tensor
+    tile_least: Tensor
+    tile_most: Tensor
+    rate: Tensor
+    """(users,): the share of rounds a user took part in, as far as counts tell."""
+
+    @property
+    def rounds(self) -> int:
+        return self.windows.shape[1]
+
+    @property
+    def exact(self) -> bool:
+        """Whether every tile's count is known exactly for every user."""
+        return bool((self.tile_least == self.tile_most).all())
+
+    def of(self, users: Tensor) -> Analytics:
+        """The same for some of the users."""
+        return self._replace(
+            least=self.least[users],
+            most=self.most[users],
+            fixed=self.fixed[users],
+            tile_least=self.tile_least[users],
+            tile_most=self.tile_most[users],
+            rate=self.rate[users],
+        )
+
+    def tiled(self, values: Tensor, filler: float) -> Tensor:
+        """(users, rounds) -> (users, tiles, length)."""
+        padded = torch.cat([values, values.new_full((len(values), 1), filler)], 1)
+        return padded[:, self.tiles]
+
+    def untiled(self, values: Tensor) -> Tensor:
+        """(users, tiles, length) -> (users, rounds)."""
+        flat = values.new_empty(len(values), self.rounds + 1)
+        flat[:, self.tiles.flatten()] = values.flatten(1)
+        return flat[:, :-1]
+
+    def nearest_columns(self, values: Tensor) -> Tensor:
+        """The columns (users, rounds) of zeros and ones nearest to `values` that keep the tiles' counts.
+
+        In every tile the largest values become ones: those over one half, but no fewer and no more than counted.
+        """
+        tiled = self.tiled(self.held(values), -torch.inf)
+        order = tiled.sort(dim=-1, descending=True, stable=True).indices
+        places = torch.arange(order.shape[-1], device=order.device).expand_as(order)
+        ranks = torch.empty_like(order).scatter_(-1, order, places)
+        wanted = (tiled > 0.5).sum(-1)
+        wanted = torch.minimum(torch.maximum(wanted, self.tile_least), self.tile_most)
+        return self.untiled(ranks < wanted[..., None])
+
+    def held(self, values: Tensor) -> Tensor:
+        """The values with known entries far on their side of one half."""
+        values = torch.where(self.fixed == 0, -1e4, values)
+        return torch.where(self.fixed == 1, 1e4, values)
+
+    def satisfied(self, columns: Tensor) -> Tensor:
+        """(users,): whether the columns (users, rounds) keep every count and every known entry."""
+        sums = columns.to(torch.float64) @ self.windows.T.to(torch.float64)
+        counted = ((sums >= self.least) & (sums <= self.most)).all(1)
+        return counted & ((self.fixed < 0) | (self.fixed == columns)).all(1)
+
+
+def read_analytics(
+    windows: Tensor,
+    counts: Tensor,
+    known: Tensor | None,
+    silent: Tensor,
+    tolerance: int,
+) -> Analytics:
+    """Check what is known and bring it into one form. A contradiction is a ValueError that names user and window.
+
+    windows (windows, rounds); counts (users, windows), NaN or negative where unknown, each right up to `tolerance`;
+    known (rounds, users) with 0, 1, and NaN or negative where unknown; silent (rounds,): nobody took part.
+    """
+    windows, counts = _checked(windows, counts, len(silent))
+    device = silent.device
+    users, rounds = len(counts), len(silent)
+    lengths = windows.sum(1)
+    unknown = torch.isnan(counts) | (counts < 0)
+    least = torch.where(unknown, 0, (counts - tolerance).clamp(min=0)).to(torch.int64)
+    most = torch.where(unknown, lengths, torch.minimum(counts + tolerance, lengths)).to(torch.int64)
+    too_many = ~unknown & (counts > lengths)
+    if bool(too_many.any()):
+        user, window = (int(i) for i in too_many.nonzero()[0])
+        raise ValueError(
+            f"expected counts no larger than their windows, found user {user} counted {int(counts[user, window])} "
+            f"times in window {window} of {int(lengths[window])} rounds; check the counts."
+        )
+    fixed = torch.full((users, rounds), -1, dtype=torch.int64, device=device)
+    if known is not None:
+        given = known.T.to(device, torch.float64)
+        if given.shape != fixed.shape or not bool(
+            (torch.isnan(given) | (given < 0) | (given == 0) | (given == 1)).all()
+        ):
+            raise ValueError(
+                f"expected known participation (rounds, users) = ({rounds}, {users}) of 0, 1, -1 and NaN, "
+                f"found shape {tuple(known.shape)} or other values; check it."
+            )
+        fixed = torch.where(torch.isnan(given) | (given < 0), -1, given).to(torch.int64)
+    fixed = torch.where(silent & (fixed < 0), 0, fixed)
+    windows, least, most = _with_differences(windows, least, most)
+    fixed = _propagated(windows, least, most, fixed)
+    tiles, chosen = _tiling(windows, least, most)
+    sizes = (tiles < rounds).sum(1)
+    tile_least = torch.zeros(users, len(tiles), dtype=torch.int64, device=device)
+    tile_most = sizes.expand(users, -1).clone()
+    tile_least[:, : len(chosen)], tile_most[:, : len(chosen)] = least[:, chosen], most[:, chosen]
+    return Analytics(windows, least, most, fixed, tiles, tile_least, tile_most, _rates(tile_least, tile_most, sizes))
+
+
+def _checked(windows: Tensor, counts: Tensor, rounds: int) -> tuple[Tensor, Tensor]:
+    if windows.dim() != 2 or windows.shape[1] != rounds or not bool(((windows == 0) | (windows == 1)).all()):
+        raise ValueError(
+            f"expected windows (windows, rounds) of zeros and ones over {rounds} rounds, found shape "
+            f"{tuple(windows.shape)} or other values; give one row a window."
+        )
+    if counts.dim() != 2 or counts.shape[1] != len(windows):
+        raise ValueError(
+            f"expected counts (users, windows) for {len(windows)} windows, found shape {tuple(counts.shape)}; "
+            "give one row a user."
+        )
+    counts = counts.to(torch.float64)
+    if bool((torch.isfinite(counts) & (counts != counts.round())).any()) or bool(torch.isinf(counts).any()):
+        raise ValueError("expected counts as whole numbers, NaN or -1 where unknown, found others; round them.")
+    return windows.to(torch.float64), counts
+
+
+def _with_differences(windows: Tensor, least: Tensor, most: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The windows and what nested ones leave of each other: running totals become windows."""
+    seen = {tuple(row) for row in windows.bool().tolist()} if len(windows) <= 512 else set()
+    nested = (
+        []
+        if not seen
+        else [
+            (outer, inner)
+            for outer, inner in _nested_pairs(windows)
+            if tuple((windows[outer] - windows[inner]).bool().tolist()) not in seen
+        ]
+    )
+    for outer, inner in nested:
+        windows = torch.cat([windows, (windows[outer] - windows[inner])[None]])
+        least = torch.cat([least, (least[:, outer] - most[:, inner]).clamp(min=0)[:, None]], 1)
+        length = int(windows[-1].sum())
+        most = torch.cat([most, (most[:, outer] - least[:, inner]).clamp(max=length)[:, None]], 1)
+    return windows, least, most
+
+
+def _nested_pairs(windows: Tensor) -> list[tuple[int, int]]:
+    """Pairs (outer, inner) where inner is the largest window strictly inside outer."""
+    lengths = windows.sum(1)
+    shared = windows @ windows.T
+    inside = (shared == lengths) & (lengths[:, None] > lengths) & (lengths > 0)  # [outer, inner]
+    size = torch.where(inside, lengths, 0)
+    best = size.argmax(1)
+    return [(outer, int(best[outer])) for outer in inside.any(1).nonzero()[:, 0].tolist()]
+
+
+def _propagated(windows: Tensor, least: Tensor, most: Tensor, fixed: Tensor) -> Tensor:
+    """Entries that counts leave no choice about, until nothing changes. Contradictions are raised."""
+    while True:
+        ones = (fixed == 1).to(torch.float64) @ windows.T
+        free = (fixed < 0).to(torch.float64) @ windows.T
+        wrong = (ones > most) | (ones + free < least)
+        if bool(wrong.any()):
+            user, window = (int(i) for i in wrong.nonzero()[0])
+            raise ValueError(
+                f"expected counts that agree with each other, found that user {user} cannot have taken part "
+                f"{_between(int(least[user, window]), int(most[user, window]))} times in window {window}; check this "
+                "user's counts and what else is known of it."
+            )
+        absent = ((ones == most) & (free > 0)).to(torch.float64) @ windows > 0
+        present = ((ones + free == least) & (free > 0)).to(torch.float64) @ windows > 0
+        decided = torch.where(absent & (fixed < 0), 0, fixed)
+        decided = torch.where(present & (fixed < 0), 1, decided)
+        if torch.equal(decided, fixed):
+            return fixed
+        fixed = decided
+
+
+def _between(least: int, most: int) -> str:
+    return str(least) if least == most else f"{least} to {most}"
+
+
+def _tiling(windows: Tensor, least: Tensor, most: Tensor) -> tuple[Tensor, list[int]]:
+    """Disjoint windows, short and well-known ones first, and the rounds they leave over as tiles without a count."""
+    rounds = windows.shape[1]
+    vague = (most - least).to(torch.float64).mean(0) / windows.sum(1).clamp(min=1)
+    length = windows.sum(1)
+    free = torch.ones(rounds, dtype=torch.bool, device=windows.device)
+    chosen: list[int] = []
+    members: list[Tensor] = []
+    for number in sorted(range(len(windows)), key=lambda w: (round(float(vague[w]), 6), float(length[w]), w)):
+        inside = windows[number] > 0
+        if bool(inside.any()) and float(vague[number]) < 1 and bool(free[inside].all()):
+            chosen.append(number)
+            members.append(inside.nonzero()[:, 0])
+            free &= ~inside
+    if bool(free.any()):
+        members += torch.split(free.nonzero()[:, 0], max(map(len, members), default=10))
+    longest = max(map(len, members))
+    tiles = torch.full((len(members), longest), rounds, dtype=torch.int64, device=windows.device)
+    for row, rows in zip(tiles, members, strict=True):
+        row[: len(rows)] = rows
+    return tiles, chosen
+
+
+def _rates(least: Tensor, most: Tensor, sizes: Tensor) -> Tensor:
+    """Each user's share of rounds: from the tiles it is counted in, or from all users where it is counted in none."""
+    counted = most - least < sizes
+    seen = (counted * sizes).sum(1)
+    total = (counted * (least + most) / 2).sum(1)
+    everyone = float(total.sum() / seen.sum()) if float(seen.sum()) > 0 else 0.5
+    return (total + everyone) / (seen + 1)

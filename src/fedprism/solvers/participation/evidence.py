@@ -1,0 +1,134 @@
+"""How well a column explains the sums, and whether a column that differs by one exchange does nearly as well."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .analytics import Analytics
+from .subspace import SignalSpace
+
+ROUNDING = 1e-6
+"""Residual a round that rounding in the solvers themselves may leave in a right column."""
+TAIL = 6.0
+"""Standard deviations by which a right column's squared residual may exceed its mean."""
+SLACK = 2.0
+"""Factor on the squared residual for noise that is not as even as the model has it."""
+CLEARLY = 30.0
+"""By how much every exchange must raise the squared residual, in variances of one equation: the log-likelihood then
+falls by half of that, enough for thousands of possible exchanges."""
+AT_ONCE = 1 << 24
+"""Pairs of rounds that are looked at together."""
+
+
+class Exchange(NamedTuple):
+    """The best column that differs in one pair of rounds of a tile, or in one round where the count leaves room."""
+
+    change: Tensor
+    """(users,): of the squared residual."""
+    columns: Tensor
+
+
+class Evidence:
+    """What the sums say about columns (users, rounds)."""
+
+    def __init__(self, space: SignalSpace) -> None:
+        self.space = space
+        equations = space.sensing.shape[1]
+        self._quantile = SLACK * (equations + TAIL * math.sqrt(2 * equations))
+        self._rounding = ROUNDING * math.sqrt(len(space.sensing))
+        self._gram = space.sensing @ space.sensing.T
+        self._spread = float(torch.linalg.matrix_norm(space.spread, 2)) if space.spread.numel() else 0.0
+
+    def residual(self, columns: Tensor) -> Tensor:
+        """(users,): length of what the columns have outside the space of the sums."""
+        return (columns.double() @ self.space.sensing).square().sum(1).sqrt()
+
+    def allowed(self, columns: Tensor) -> Tensor:
+        """(users,): largest residual of right columns; its square is a sum of squares of normal variables."""
+        return (self._quantile * self._variance(columns)).sqrt() + self._rounding
+
+    def allowed_at_most(self, ones: Tensor) -> Tensor:
+        """(users,): the largest residual of any column with that many ones."""
+        return math.sqrt(self._quantile) * self._spread * ones.double().sqrt() + self._rounding
+
+    def explains(self, columns: Tensor, known: Analytics) -> Tensor:
+        """(users,): whether noise explains what the columns leave over, and all that is known is kept."""
+        return (self.residual(columns) <= self.allowed(columns)) & known.satisfied(columns)
+
+    def accepts(self, columns: Tensor, known: Analytics) -> Tensor:
+        """(users,): whether the columns explain the sums and no exchange does nearly as well."""
+        accepted = self.explains(columns, known)
+        chosen = accepted.nonzero()[:, 0]
+        if len(chosen):
+            exchange = self.best_exchange(columns[chosen], known.of(chosen))
+            accepted[chosen] = exchange.change > CLEARLY * self._variance(columns[chosen])
+        return accepted
+
+    def _variance(self, columns: Tensor) -> Tensor:
+        return (columns.double() @ self.space.spread).square().sum(1)
+
+    def best_exchange(self, columns: Tensor, known: Analytics) -> Exchange:
+        tiles, length = known.tiles.shape
+        size = max(1, AT_ONCE // (tiles * length**2))
+        parts = [
+            self._best_exchange(columns[rows], known.of(rows))
+            for rows in torch.split(torch.arange(len(columns), device=columns.device), size)
+        ]
+        return Exchange(torch.cat([part.change for part in parts]), torch.cat([part.columns for part in parts]))
+
+    def _best_exchange(self, columns: Tensor, known: Analytics) -> Exchange:
+        users, rounds = columns.shape
+        pull = columns.double() @ self._gram
+        itself = self._gram.diagonal()
+        free = known.fixed < 0
+        leaving = torch.where(columns & free, itself - 2 * pull, torch.inf)
+        joining = torch.where(~columns & free, itself + 2 * pull, torch.inf)
+        padded = torch.nn.functional.pad(self._gram, (0, 1, 0, 1))
+        shared = padded[known.tiles[:, :, None], known.tiles[:, None, :]]
+        change = known.tiled(leaving, torch.inf)[..., :, None] + known.tiled(joining, torch.inf)[..., None, :]
+        change = (change - 2 * shared).flatten(1)
+        best, place = change.min(1)
+        length = known.tiles.shape[1]
+        tile, pair = place // length**2, place % length**2
+        swapped = columns.clone()
+        who = torch.arange(users, device=columns.device)
+        possible = torch.isfinite(best)
+        out = known.tiles[tile, pair // length].clamp(max=rounds - 1)
+        into = known.tiles[tile, pair % length].clamp(max=rounds - 1)
+        swapped[who[possible], out[possible]] = False
+        swapped[who[possible], into[possible]] = True
+        if known.exact:
+            return Exchange(best, swapped)
+        return self._or_flip(Exchange(best, swapped), columns, known, leaving, joining)
+
+    def _or_flip(
+        self, exchange: Exchange, columns: Tensor, known: Analytics, leaving: Tensor, joining: Tensor
+    ) -> Exchange:
+        """The exchange, or a single round more or less where that is better and the tile's count allows it."""
+        counts = known.tiled(columns, False).sum(-1)
+        length = known.tiles.shape[1]
+        fewer = known.untiled((counts > known.tile_least)[..., None].expand(-1, -1, length))
+        more = known.untiled((counts < known.tile_most)[..., None].expand(-1, -1, length))
+        change = torch.minimum(torch.where(fewer, leaving, torch.inf), torch.where(more, joining, torch.inf))
+        best, place = change.min(1)
+        better = best < exchange.change
+        flipped = columns.clone()
+        flipped.scatter_(1, place[:, None], ~columns.gather(1, place[:, None]))
+        return Exchange(torch.minimum(best, exchange.change), torch.where(better[:, None], flipped, exchange.columns))
+
+    def polished(self, columns: Tensor, known: Analytics, *, steps: int = 100) -> Tensor:
+        """The columns after the best exchanges, one after the other, as long as they lower the residual."""
+        columns = columns.clone()
+        moving = torch.arange(len(columns), device=columns.device)
+        for _ in range(steps):
+            exchange = self.best_exchange(columns[moving], known.of(moving))
+            lower = exchange.change < -1e-9
+            moving = moving[lower]
+            if not len(moving):
+                break
+            columns[moving] = exchange.columns[lower]
+        return columns

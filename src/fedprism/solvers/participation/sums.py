@@ -1,0 +1,111 @@
+"""Reading the sums (rounds, parameters) in blocks: they may be larger than memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+BLOCK = 1 << 24
+"""Numbers that are held in double precision at a time."""
+
+
+class Sums:
+    """The sums, read once: a sketch (rounds, width) that keeps their column space, and each round's length.
+
+    A column of the sketch is a random combination of every width-th parameter. `gram` averages over all parameters
+    instead. That is worth its price under noise only; where the sums can be read but once, it comes along with the
+    sketch.
+    """
+
+    def __init__(self, aggregates: Any, device: torch.device, *, factors: Tensor | None, width: int, seed: int) -> None:
+        self._aggregates, self._device = aggregates, device
+        self._gram: Tensor | None = None
+        self.parameters = 0
+        self.dtype = torch.float64
+        self.once = not isinstance(aggregates, Tensor | np.ndarray | list | tuple)
+        rng = torch.Generator().manual_seed(seed)
+        sketch: Tensor | None = None
+        for block, dtype in doubled_blocks(aggregates, device):
+            self.dtype = max(self.dtype, dtype, key=lambda dtype: torch.finfo(dtype).eps)
+            if sketch is None:
+                sketch = block.new_zeros(len(block), width)
+                energies = block.new_zeros(len(block))
+                self._gram = block.new_zeros(len(block), len(block)) if self.once else None
+            energies += block.square().sum(1)
+            if self._gram is not None:
+                self._gram += block @ block.T
+            self._add(sketch, block, rng)
+        if sketch is None:
+            raise ValueError("expected sums (rounds, parameters), found no parameters; give at least one column.")
+        if not bool(torch.isfinite(energies).all()):
+            broken = int((~torch.isfinite(energies)).nonzero()[0])
+            raise ValueError(
+                f"expected finite sums, found NaN or infinity in round {broken}; leave it out or record it again."
+            )
+        if factors is None:
+            factors = torch.ones_like(energies)
+        elif factors.shape != energies.shape:
+            raise ValueError(
+                f"expected one cohort size or number of examples a round, found {len(factors)} for {len(energies)} "
+                "rounds; give as many."
+            )
+        self._factors = factors[:, None]
+        self.sketch, self.lengths = sketch * self._factors, energies.sqrt() * factors
+
+    def _add(self, sketch: Tensor, block: Tensor, rng: torch.Generator) -> None:
+        width, size = sketch.shape[1], block.shape[1]
+        factors = torch.randn(size, generator=rng, dtype=torch.float64).to(block.device)
+        start = 0
+        while start < size:
+            column = self.parameters % width
+            count = min(width - column, size - start)
+            sketch[:, column : column + count] += block[:, start : start + count] * factors[start : start + count]
+            start += count
+            self.parameters += count
+
+    def gram(self, weights: Tensor | None = None) -> Tensor:
+        """Inner products of all pairs of rounds, with each parameter multiplied by its weight (parameters,)."""
+        gram = self._gram
+        if gram is None or weights is not None:
+            gram = self.sketch.new_zeros(len(self.sketch), len(self.sketch))
+            for block, place in self._again():
+                weighted = block if weights is None else block * weights[place]
+                gram += weighted @ weighted.T
+        return gram * self._factors * self._factors.T
+
+    def seen_through(self, equations: Tensor) -> Tensor:
+        """(parameters,): mean square of each parameter's sums (rounds,) under equations (rounds, equations)."""
+        scaled = equations * self._factors
+        return torch.cat([(scaled.T @ block).square().mean(0) for block, _ in self._again()])
+
+    def _again(self) -> Iterator[tuple[Tensor, slice]]:
+        start = 0
+        for block, _ in doubled_blocks(self._aggregates, self._device):
+            yield block, slice(start, start + block.shape[1])
+            start += block.shape[1]
+
+
+def doubled_blocks(aggregates: Any, device: torch.device) -> Iterator[tuple[Tensor, torch.dtype]]:
+    """Pieces (rounds, some parameters) in double precision, and the precision they came in.
+
+    `aggregates` is a tensor, an array, a memory map or an iterable of such pieces.
+    """
+    rounds: int | None = None
+    for piece in [aggregates] if isinstance(aggregates, Tensor | np.ndarray) else aggregates:
+        array = isinstance(piece, np.ndarray)
+        if not (array or isinstance(piece, Tensor)) or piece.ndim != 2 or len(piece) != (rounds or len(piece)):
+            raise ValueError(
+                f"expected sums of shape (rounds, parameters), the same rounds in every block, found "
+                f"{tuple(getattr(piece, 'shape', ()))} {type(piece).__name__}; flatten each round's sum into one row."
+            )
+        rounds = len(piece)
+        width = max(1, BLOCK // max(1, rounds))
+        for start in range(0, piece.shape[1], width):
+            part = piece[:, start : start + width]
+            block = part.detach() if isinstance(part, Tensor) else torch.tensor(part)  # reads a memory map's block
+            dtype = block.dtype if block.dtype.is_floating_point else torch.float64
+            yield block.to(device, torch.float64), dtype
