@@ -134,7 +134,7 @@ def _weighted_rounds(
         found, clear = effective_rank(values, torch.Size((rounds, sums.parameters)), sums.dtype)
         rank = found if clear else min(expected_rank, rounds, sums.parameters)
         rest = basis[:, rank:]
-        if remaining and float(energies[rank:].sum()) > 0:
+        if remaining and float(energies[rank:].sum()) > 1e-12 * float(energies.sum()):
             leverage = rest.square().sum(1).clamp(min=1e-3)
             variance = (rest * (whitened @ rest)).sum(1) / leverage / weights.square()
             # A round taken for all signal would get ever more weight: none may be far quieter than the others.
