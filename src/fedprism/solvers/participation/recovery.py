@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -31,6 +32,8 @@ from .subspace import SignalSpace, signal_space
 LATTICE_ROUNDS = 256
 """Lattices of more rounds take longer to reduce than integer programs to solve."""
 
+FEW = 0.25
+"""Where noise leaves more than this share of the users without a column, it is the noise that has to go."""
 PROBE = 2000
 """Steps of the search for a second column."""
 
@@ -168,9 +171,19 @@ class _Search:
     def find(self) -> None:
         """The fast methods, for all users that are not found yet."""
         self._try(message_passing)
-        wander = difference_map if self.space.quiet else hopping
-        self._try(lambda evidence, known: wander(evidence, known, start=self._unfound()[1]))
+        if not self.space.quiet:
+            self._try(partial(hopping, start=self._unfound()[1]))
+            if int((~self.found).sum()) > FEW * len(self.found):
+                return  # too noisy: wandering longer does not help
+        self._try(partial(difference_map, start=self._unfound()[1].float()))
+        self._try(partial(difference_map, start=self._random(), step=0.5))
+        self._try(partial(difference_map, start=self._random(), step=0.3))
         self._note_exact_exchanges()
+
+    def _random(self) -> Tensor:
+        """A random start for each user without a column."""
+        guesses = self._unfound()[1]
+        return torch.rand(guesses.shape, generator=torch.Generator().manual_seed(0)).to(guesses.device)
 
     def _unfound(self) -> tuple[Tensor, Tensor]:
         """Users without a column, and the best guesses for them."""
@@ -318,8 +331,7 @@ class _Search:
         if not len(left) or not self.space.quiet:
             return
         known, mine = self.known.of(left), self.columns[left]
-        rng = torch.Generator().manual_seed(0)
-        start = torch.rand(mine.shape, generator=rng).to(mine.device)
+        start = torch.rand(mine.shape, generator=torch.Generator().manual_seed(1)).to(mine.device)
         found = difference_map(self.evidence, known, start=start, iterations=PROBE)
         other = self.evidence.explains(found.columns, known) & (found.columns != mine).any(1)
         for user, column in zip(left[other].tolist(), found.columns[other], strict=True):
