@@ -25,6 +25,12 @@ DEFENSE_ROWS: dict[str, Callable[[], Defense]] = {
     "cast": lambda: fp.defenses.Cast("bfloat16"),
     "dp-sgd": lambda: fp.defenses.DpSgd(0.1),
     "secure-aggregation": lambda: fp.defenses.SecureAggregation(bits=16),
+    "equal-labels": lambda: fp.defenses.EqualLabels(1),
+    "mse-loss": lambda: fp.defenses.MseLoss(softmax=False),
+    "mixup": lambda: fp.defenses.MixUp(k=2),
+    "instahide": lambda: fp.defenses.InstaHide(k=2),
+    "soteria": lambda: fp.defenses.Soteria(0.5),
+    "sign-compression": lambda: fp.defenses.SignCompression(),
 }
 
 
@@ -165,7 +171,7 @@ class TestDefense:
     def test_leaves_its_arguments_alone(self, name: str, scenario: fp.Scenario, rng: torch.Generator) -> None:
         defense, batch = DEFENSE_ROWS[name](), copy.deepcopy(scenario.clients[0])
         update = detached(dict(scenario.model.named_parameters()))
-        before, context = detached(update), Context()
+        before, context = detached(update), Context(model=scenario.model, params=update, batch=batch)
         defense.on_draw(batch, context, rng)
         defense.on_batch(batch, context, rng)
         defense.on_examples({name: tensor.expand(2, *tensor.shape) for name, tensor in update.items()}, context, rng)

@@ -27,8 +27,8 @@ def test_pruning_keeps_exactly_the_largest(size: int, ratio: float, seed: int) -
         assert tensor[kept == 0].abs().max() <= tensor[kept != 0].abs().min()
 
 
-def test_ties_with_the_smallest_kept_entry_stay() -> None:
-    assert prune(torch.tensor([3.0, -1.0, 1.0, 1.0]), 0.5).tolist() == [3.0, -1.0, 1.0, 1.0]
+def test_exactly_as_many_entries_go_as_asked_for_also_on_ties() -> None:
+    assert prune(torch.tensor([3.0, -1.0, 1.0, 1.0]), 0.5).tolist() == [3.0, -1.0, 0.0, 0.0]
     assert prune(torch.tensor([3.0, -1.0, 2.0, 1.0]), 0.5).tolist() == [3.0, 0.0, 2.0, 0.0]
 
 

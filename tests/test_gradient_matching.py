@@ -76,7 +76,9 @@ def test_labels_known_inferred_or_joint(labels: Labels, digits: fp.data.ImageSet
     )
     found = fp.run(attack, observation)
     assert ("labels" in found.knowledge_used) == (labels is Labels.KNOWN)
-    assert {"known": "known", "inferred": "inferred", "joint": "jointly"}[labels] in found.status
+    words = {"known": "known", "inferred": "inferred (", "joint": "optimised jointly"}[labels]
+    assert f"labels {words}" in found.status
+    assert found.diagnostics["labels"].startswith(words)
     assert ("order" in found.ambiguity) == (labels is not Labels.KNOWN)
     scores = fp.score(found, truth)
     assert scores.labels_match

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         data,
         defenses,
         errors,
+        executing,
         io,
         losses,
         metrics,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from fedprism.defenses.base import chain
     from fedprism.errors import FedprismError, MissingKnowledge, NotApplicable
     from fedprism.running import residual, run
-    from fedprism.scoring import Scores, load_truth, match, save_truth, score
+    from fedprism.scoring import Scores, load_truth, match, save_truth, score, score_participation, score_updates
     from fedprism.simulation import Scenario, simulate
     from fedprism.threats import ThreatModel
     from fedprism.truth import Truth
@@ -49,6 +50,7 @@ _MODULES = {
     "data",
     "defenses",
     "errors",
+    "executing",
     "io",
     "losses",
     "metrics",
@@ -73,6 +75,8 @@ _HOME = {
     "match": "scoring",
     "save_truth": "scoring",
     "score": "scoring",
+    "score_participation": "scoring",
+    "score_updates": "scoring",
     "Scenario": "simulation",
     "simulate": "simulation",
     "ThreatModel": "threats",
@@ -107,6 +111,7 @@ __all__ = [
     "data",
     "defenses",
     "errors",
+    "executing",
     "io",
     "load_truth",
     "local_update",
@@ -118,6 +123,8 @@ __all__ = [
     "run",
     "save_truth",
     "score",
+    "score_participation",
+    "score_updates",
     "simulate",
     "solvers",
     "then",

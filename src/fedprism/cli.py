@@ -126,7 +126,10 @@ def attack(
         scores = scoring.score(found, known, metrics=wanted, allow_download=allow_download)
     record = Record(
         kind="attack",
-        cell={"attack": name, "settings": repr(chosen), "source": observation.source, "owners": found.owners},
+        cell={
+            **{"attack": name, "settings": repr(chosen), "source": observation.source},
+            **({"owners": found.owners} if found.owners else {}),
+        },
         knowledge_used=tuple(sorted(found.knowledge_used)),
         scores=dataclasses.asdict(scores) if scores else None,
         residual=running.residual(observation, found),

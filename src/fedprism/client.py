@@ -100,6 +100,7 @@ def local_update(
         here = Context(
             model=model,
             params={**frozen, **current},
+            batch=data,
             indices=indices,
             client=context.client,
             round=context.round,

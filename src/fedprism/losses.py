@@ -12,7 +12,10 @@ from fedprism.types import LossFn, is_soft
 
 def one_hot(labels: Tensor, like: Tensor) -> Tensor:
     """Labels as rows of class weights, in the shape and dtype of the outputs `like`."""
-    return labels.to(like.dtype) if is_soft(labels) else F.one_hot(labels, like.shape[-1]).to(like.dtype)
+    if is_soft(labels):
+        return labels.to(like.dtype)
+    # Not F.one_hot: it looks at the values, which vmap over examples does not allow.
+    return (labels.unsqueeze(-1) == torch.arange(like.shape[-1], device=labels.device)).to(like.dtype)
 
 
 def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:

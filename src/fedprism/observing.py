@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -9,8 +10,12 @@ import torch
 from torch import Tensor
 
 from fedprism import losses
+from fedprism.attacks.batchnorm import batchnorm_layers, exact_statistics, running_statistics
 from fedprism.client import FedAvg
+from fedprism.defenses.base import Chain, Defense
+from fedprism.errors import BadInput
 from fedprism.federation import Answer, Draw, aggregate, name_of, part_size, trained_names
+from fedprism.randomness import generator, seeded_layers
 from fedprism.scenario import Scenario
 from fedprism.threats import ThreatModel
 from fedprism.types import Knowledge, Round, Update
@@ -81,6 +86,8 @@ class View:
             local_epochs=local.epochs,
             local_batch_size=local.batch_size or max(len(draw.samples) for draw in drawn),
             local_momentum=local.momentum,
+            batchnorm_exact=self._batchnorm_exact(rounds, drawn),
+            batchnorm_running=running_statistics(scenario.model, rounds[0].buffers_before or {}),
             public_data=scenario.clients[0] if self.threat.participates else scenario.public_data,
             windows=windows,
             counts=(windows.long() @ self.participation.long()).T.contiguous() if windows is not None else None,
@@ -102,6 +109,32 @@ class View:
             totals[draw.round] += len(draw.samples)
         return totals[0] if len(set(totals)) == 1 else tuple(totals)
 
+    def _batchnorm_exact(self, rounds: Sequence[Round], drawn: Sequence[Draw]) -> Update | None:
+        """The statistics of what the batch-norm layers of the one client are fed, with the parameters it was sent.
+
+        Of all the samples of its round: for FedSGD that is the forward pass behind the gradient.
+        """
+        scenario = self.scenario
+        if "batchnorm_exact" not in self.threat.grants:
+            return None  # a forward pass for nothing
+        if not batchnorm_layers(scenario.model):
+            return {}
+        if len(drawn) != 1:
+            raise BadInput(
+                f"expected one client's one update to grant batchnorm_exact, found {len(drawn)} updates; "
+                "simulate the clients one by one, or grant batchnorm_running."
+            )
+        if changing := [part for part in _parts(scenario.defense) if type(part).on_batch is not Defense.on_batch]:
+            raise BadInput(
+                f"expected a defense that feeds the network the client's own batch to grant batchnorm_exact, found "
+                f"{changing[0]!r}; give the client the batch that it makes, or grant batchnorm_running."
+            )
+        model = copy.deepcopy(scenario.model).cpu().train(scenario.training)
+        inputs = scenario.clients[drawn[0].client].inputs[drawn[0].samples].cpu()
+        sent = rounds[0]
+        with torch.no_grad(), seeded_layers(generator(0, "batchnorm_exact")):
+            return exact_statistics(model, sent.params, sent.buffers_before or {}, inputs)
+
     def _labels(self, rounds: Sequence[Round], drawn: Sequence[Draw]) -> Tensor | tuple[Tensor, ...]:
         """Of the one update, of each client's update, or of each client where several aggregates are seen."""
         clients = self.scenario.clients
@@ -121,6 +154,10 @@ def samples_by_client(scenario: Scenario, drawn: Sequence[Draw]) -> list[Tensor]
     for draw in drawn:
         used[draw.client][draw.samples] = True
     return [mask.nonzero().flatten() for mask in used]
+
+
+def _parts(defense: Defense) -> tuple[Defense, ...]:
+    return defense.defenses if isinstance(defense, Chain) else (defense,)
 
 
 def _examples(scenario: Scenario, drawn: Sequence[Draw]) -> tuple[int, ...]:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedprism.attacks.base import Attack, PerClient, Reduced, Reduction, Then, then
+from fedprism.attacks.batchnorm import Normalise, Pull
 from fedprism.attacks.cocktail_party import CocktailParty, cocktail_party
 from fedprism.attacks.dense_inversion import DenseInversion, dense_inversion
 from fedprism.attacks.disaggregation import Disaggregation, disaggregation
 from fedprism.attacks.gradient_matching import (
     GradientMatching,
     Labels,
+    bn_exact,
+    bn_infer,
+    bn_proxy,
     dlg,
     gaussian_start,
     idlg,
@@ -34,6 +38,9 @@ ATTACKS: dict[str, Callable[[], Attack]] = {
     "dlg": dlg,
     "idlg": idlg,
     "inverting-gradients": inverting_gradients,
+    "bn-exact": bn_exact,
+    "bn-infer": bn_infer,
+    "bn-proxy": bn_proxy,
     "mixing-l2": mixing_l2,
     "mixing-angle": mixing_angle,
     "mixing-orthogonal": mixing_orthogonal,
@@ -56,10 +63,12 @@ __all__ = [
     "HoldsClass",
     "Labels",
     "Negative",
+    "Normalise",
     "Orthogonality",
     "PerClient",
     "Processes",
     "PropertyInference",
+    "Pull",
     "RayCluster",
     "Reduced",
     "Reduction",
@@ -67,6 +76,9 @@ __all__ = [
     "StudentICA",
     "Then",
     "TotalVariation",
+    "bn_exact",
+    "bn_infer",
+    "bn_proxy",
     "cocktail_party",
     "cosine",
     "dense_inversion",

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedprism import losses
+from fedprism.attacks.batchnorm import Normalise, buffers_of, normalised
 from fedprism.client import FedAvg, FedSGD, Protocol, local_update
 from fedprism.defenses.base import Chain, Defense
 from fedprism.errors import BadInput, MissingKnowledge, NotApplicable
@@ -27,7 +28,7 @@ class Forward:
 
     model: nn.Module
     params: Update
-    buffers: Update | None
+    buffers: Update
     target: tuple[Tensor, ...]
     names: tuple[str, ...]
     loss: LossFn
@@ -50,11 +51,18 @@ class Forward:
         return [answer.update[name] for name in self.names]
 
 
-def forward_model(observation: Observation, seen: Round, *, unroll: bool = True, adaptive: bool = True) -> Forward:
+def forward_model(
+    observation: Observation,
+    seen: Round,
+    *,
+    unroll: bool = True,
+    adaptive: bool = True,
+    normalise: Normalise = Normalise.CLIENT,
+) -> Forward:
     """Set the forward model up.
 
     `unroll` repeats the client's local steps; without it a delta is read as minus one gradient. `adaptive` puts the
-    defense, where it is known, into the forward model.
+    defense, where it is known, into the forward model. `normalise` says what batch-norm layers normalise by.
     """
     model, knowledge = observation.model, observation.knowledge
     if model is None or knowledge.loss is None:
@@ -68,10 +76,12 @@ def forward_model(observation: Observation, seen: Round, *, unroll: bool = True,
         else:
             scale = -scale
     known = knowledge.defense if adaptive else None
+    params = {name: seen.params[name] for name, _ in model.named_parameters()}
+    model, buffers = normalised(model, params, buffers_of(observation, seen), knowledge, normalise)
     return Forward(
         model=model,
-        params={name: seen.params[name] for name, _ in model.named_parameters()},
-        buffers=seen.buffers_before,
+        params=params,
+        buffers=buffers,
         target=tuple(scale * seen.update[name] for name in names),
         names=names,
         loss=losses.resolve(knowledge.loss),

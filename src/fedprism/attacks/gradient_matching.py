@@ -1,7 +1,8 @@
 """Optimises a guess of the batch until it would have produced the observed update.
 
 Zhu, Liu, Han, "Deep Leakage from Gradients", NeurIPS 2019; Zhao, Mopuri, Bilen, "iDLG", 2020; Geiping, Bauermeister,
-Dröge, Moeller, "Inverting Gradients", NeurIPS 2020; Eloul et al., "Mixing Gradients Strategies", 2022 (three attacks).
+Dröge, Moeller, "Inverting Gradients", NeurIPS 2020; Huang et al., "Evaluating Gradient Inversion Attacks and Defenses",
+NeurIPS 2021 (batch-norm statistics); Eloul et al., "Mixing Gradients Strategies", 2022 (three attacks).
 
 Differs from the papers in: L-BFGS uses a line search, without which many starts diverge; the iterate and the restart
 returned are the ones with the smallest objective; `inverting_gradients` lets three starts race within the iterations of
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from fedprism import losses, progress
 from fedprism.attacks.base import Attack, only_round
+from fedprism.attacks.batchnorm import FIELDS, Normalise, Pull, pull_prior
 from fedprism.attacks.forward import FORWARD_NEEDS, FORWARD_USES, Forward, forward_model, input_box
 from fedprism.attacks.structure import trace
 from fedprism.checks import choice
@@ -36,7 +38,7 @@ from fedprism.solvers.matching import (
     match_gradients,
     squared_error,
 )
-from fedprism.solvers.priors import Orthogonality, TotalVariation
+from fedprism.solvers.priors import BatchMoments, Orthogonality, TotalVariation
 from fedprism.types import Observation, Reconstruction, Round, is_soft
 
 Start: TypeAlias = Callable[[tuple[int, ...], torch.Generator], Tensor]
@@ -63,6 +65,14 @@ class Labels(StrEnum):
         return f"Labels.{self.name}"
 
 
+_NORMALISED_BY = {
+    Normalise.CLIENT: "what the client's mode says",
+    Normalise.OWN: "the guess's own statistics",
+    Normalise.EXACT: "the exact statistics",
+    Normalise.RUNNING: "the running statistics",
+}
+
+
 class _Labels(NamedTuple):
     fixed: Tensor | None
     classes: int
@@ -78,6 +88,9 @@ class GradientMatching(Attack):
     this share of the iterations, and the best of them all that are left: the total is that of one full run.
     unroll: repeat the client's local steps for a delta; without it the delta is read as one gradient.
     adaptive: put the defense, where it is known, into the forward model.
+    normalise: by which statistics batch-norm layers normalise the guess.
+    pull: towards which statistics the guess's own are drawn, by a prior of weight `pull_weight`: the sum over the
+    batch-norm layers of the l2 distances of means and of variances (`solvers.moments_distance`).
     """
 
     distance: Distance = cosine
@@ -92,11 +105,18 @@ class GradientMatching(Attack):
     tolerance: float = 0.0
     unroll: bool = True
     adaptive: bool = True
+    normalise: Normalise = Normalise.CLIENT
+    pull: Pull = Pull.NONE
+    pull_weight: float = 1e-3
 
-    citation: ClassVar[str] = "Zhu et al. 2019 (DLG); Zhao et al. 2020 (iDLG); Geiping et al. 2020; Eloul et al. 2022"
+    citation: ClassVar[str] = (
+        "Zhu et al. 2019 (DLG); Zhao et al. 2020 (iDLG); Geiping et al. 2020; Huang et al. 2021; Eloul et al. 2022"
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", Labels(choice(self.labels, "labels", Labels)))
+        object.__setattr__(self, "normalise", Normalise(choice(self.normalise, "normalise", Normalise)))
+        object.__setattr__(self, "pull", Pull(choice(self.pull, "pull", Pull)))
         if self.lr <= 0 or self.iterations < 1 or self.restarts < 1:
             raise BadInput(
                 f"expected lr > 0 and at least one iteration and one restart, found lr {self.lr}, "
@@ -107,10 +127,14 @@ class GradientMatching(Attack):
                 f"expected race times restarts in [0, 1), found {self.race} times {self.restarts}; "
                 "leave iterations for the winner."
             )
+        if not self.pull_weight > 0:
+            raise BadInput(f'expected pull_weight above 0, found {self.pull_weight}; set pull="none" to do without it.')
 
     @property
     def needs(self) -> frozenset[str]:
-        return FORWARD_NEEDS | {"input_shape", "batch_size"} | ({"labels"} if self.labels is Labels.KNOWN else set())
+        statistics = {FIELDS[chosen] for chosen in (self.normalise, self.pull) if chosen in FIELDS}
+        labels = {"labels"} if self.labels is Labels.KNOWN else set()
+        return FORWARD_NEEDS | {"input_shape", "batch_size"} | labels | statistics
 
     @property
     def uses(self) -> frozenset[str]:
@@ -118,12 +142,15 @@ class GradientMatching(Attack):
 
     def run(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
         seen = only_round(self, observation.rounds)
-        forward = forward_model(observation, seen, unroll=self.unroll, adaptive=self.adaptive)
+        forward = forward_model(observation, seen, unroll=self.unroll, adaptive=self.adaptive, normalise=self.normalise)
+        pull = pull_prior(
+            forward.model, forward.params, forward.buffers, observation.knowledge, self.pull, self.pull_weight
+        )
         batch = observation.knowledge.batch_size
         if not isinstance(batch, int):
             raise NotApplicable(f"gradient-matching expects one batch_size, found {batch}; use then(PerClient(), …).")
         given = self._labels(observation, seen, batch)
-        runs = self._attempts(observation, forward, given, batch, rng)
+        runs = self._attempts(observation, forward, pull, given, batch, rng)
         best = min(runs, key=lambda run: run.objective)
         guessed = given.fixed if best.label_logits is None else best.label_logits.argmax(dim=1)
         ordered = batch == 1 or (self.labels is Labels.KNOWN and _distinct(given.fixed))
@@ -131,23 +158,40 @@ class GradientMatching(Attack):
             inputs=best.inputs,
             labels=guessed,
             ambiguity=frozenset() if ordered else frozenset({"order"}),
-            status=f"{best.status}; labels {given.note}",
+            status="; ".join(filter(None, [best.status, f"labels {given.note}", self._batchnorm_note()])),
             diagnostics={
                 "objective": best.objective,
                 "restart_objectives": [run.objective for run in runs],
                 "iterations_run": len(best.history),
                 "labels": given.note,
+                "normalise": self.normalise.value,
+                "pull": self.pull.value,
+                "pull_distance": _distance(pull, best.inputs),
             },
         )
 
+    def _batchnorm_note(self) -> str:
+        """What was known about batch norm, in words; empty where nothing was asked for."""
+        if self.normalise is Normalise.CLIENT and self.pull is Pull.NONE:
+            return ""
+        pulled = "not pulled" if self.pull is Pull.NONE else f"pulled towards the {self.pull.value} statistics"
+        return f"batch norm by {_NORMALISED_BY[self.normalise]}, {pulled}"
+
     def _attempts(
-        self, observation: Observation, forward: Forward, given: _Labels, batch: int, rng: torch.Generator
+        self,
+        observation: Observation,
+        forward: Forward,
+        pull: BatchMoments | None,
+        given: _Labels,
+        batch: int,
+        rng: torch.Generator,
     ) -> list[Matching]:
         """A run from every start; in a race, short ones and then one that goes on from the best of them."""
         like, joint = forward.target[0], given.fixed is None
         heat = int(self.race * self.iterations)
         total = self.iterations if heat else self.iterations * self.restarts
         box, runs, done = input_box(observation), list[Matching](), 0
+        priors: tuple[Prior, ...] = self.priors if pull is None else (*self.priors, pull)
 
         def gradients_of(inputs: Tensor, logits: Tensor | None) -> list[Tensor]:
             labels = given.fixed if logits is None else torch.softmax(logits, dim=1)
@@ -163,7 +207,7 @@ class GradientMatching(Attack):
                     start,
                     label_start=label_start,
                     distance=self.distance,
-                    priors=self.priors,
+                    priors=priors,
                     optimizer=self.optimizer,
                     lr=self.lr,
                     iterations=iterations,
@@ -214,6 +258,12 @@ class GradientMatching(Attack):
         return _Labels(recovery.labels.to(device), classes, f"inferred ({recovery.status})")
 
 
+def _distance(pull: BatchMoments | None, inputs: Tensor) -> float | None:
+    """How far the guess's statistics are from the wanted ones, without the weight."""
+    with torch.no_grad():
+        return None if pull is None else float(pull.distance(inputs))
+
+
 def _check_labels(labels: Tensor, batch: int, classes: int) -> None:
     fits = labels.shape == (batch, classes) if is_soft(labels) else labels.shape == (batch,) and labels.max() < classes
     if not fits:
@@ -247,6 +297,29 @@ def idlg() -> GradientMatching:
 def inverting_gradients() -> GradientMatching:
     """Inverting gradients: cosine distance, total variation, signed Adam in the pixel box, three starts that race."""
     return GradientMatching(priors=(TotalVariation(1e-3),), iterations=4800, restarts=3, race=0.1)
+
+
+def bn_exact() -> GradientMatching:
+    """Inverting gradients, given the private batch's statistics: the guess keeps its own, drawn towards the exact ones.
+
+    This is what the published BN_exact does: its layers stay in train mode, and only the prior sees the statistics.
+    """
+    return replace(_gradattack(), normalise=Normalise.OWN, pull=Pull.EXACT)
+
+
+def bn_infer() -> GradientMatching:
+    """Inverting gradients, guessing the private statistics: the guess keeps its own, drawn towards the running ones."""
+    return replace(_gradattack(), normalise=Normalise.OWN, pull=Pull.RUNNING)
+
+
+def bn_proxy() -> GradientMatching:
+    """Inverting gradients, with the running statistics in place of the private ones."""
+    return replace(_gradattack(), normalise=Normalise.RUNNING)
+
+
+def _gradattack() -> GradientMatching:
+    """The published weights: 0.05 of total variation and, where something is pulled, 0.001."""
+    return replace(inverting_gradients(), priors=(TotalVariation(0.05),))
 
 
 def mixing_l2() -> GradientMatching:

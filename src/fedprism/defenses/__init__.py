@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from fedprism.defenses.base import Chain, Context, Defense, chain
 from fedprism.defenses.clipping import Clip
+from fedprism.defenses.compression import SignCompression
 from fedprism.defenses.dp_sgd import DpSgd
+from fedprism.defenses.equal_labels import EqualLabels
+from fedprism.defenses.instahide import InstaHide
+from fedprism.defenses.mixup import MixUp
+from fedprism.defenses.mse_loss import MseLoss
 from fedprism.defenses.noise import GaussianNoise, LaplaceNoise
 from fedprism.defenses.pruning import Prune
 from fedprism.defenses.quantization import Cast, Quantize
 from fedprism.defenses.secure_aggregation import SecureAggregation
+from fedprism.defenses.soteria import Soteria
 
 DEFENSES: dict[str, type[Defense]] = {
     "prune": Prune,
@@ -19,6 +25,12 @@ DEFENSES: dict[str, type[Defense]] = {
     "laplace-noise": LaplaceNoise,
     "dp-sgd": DpSgd,
     "secure-aggregation": SecureAggregation,
+    "equal-labels": EqualLabels,
+    "mse-loss": MseLoss,
+    "mixup": MixUp,
+    "instahide": InstaHide,
+    "soteria": Soteria,
+    "sign-compression": SignCompression,
 }
 
 __all__ = [
@@ -29,10 +41,16 @@ __all__ = [
     "Context",
     "Defense",
     "DpSgd",
+    "EqualLabels",
     "GaussianNoise",
+    "InstaHide",
     "LaplaceNoise",
+    "MixUp",
+    "MseLoss",
     "Prune",
     "Quantize",
     "SecureAggregation",
+    "SignCompression",
+    "Soteria",
     "chain",
 ]

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.func import vmap
 
+from fedprism import accounting
 from fedprism.defenses.base import Context, Defense
 from fedprism.defenses.clipping import clip_update
 from fedprism.errors import BadInput, NotApplicable
@@ -31,9 +32,8 @@ class DpSgd(Defense):
 
     The guarantee is differential privacy of single examples, not of a client's whole data: each step is one Gaussian
     mechanism, because adding or removing an example moves the sum by at most `clip` (replacing one: twice that). The
-    batch size counts as public. What a run guarantees depends on delta, on the number of steps and on how batches are
-    drawn, so no epsilon is claimed here. The classical bound, epsilon = sqrt(2 ln(1.25 / delta)) / noise, holds for a
-    single step only, and only where it is below 1. The noise serves audits: it is not from a secure random source.
+    batch size counts as public. `epsilon` says what one release or a whole run guarantees. The noise serves audits: it
+    is not from a secure random source.
     """
 
     noise: float
@@ -73,6 +73,15 @@ class DpSgd(Defense):
 
     def deterministic(self, observed: Update | None = None) -> Defense:
         return replace(self, noise=0.0)
+
+    def epsilon(self, *, delta: float = 1e-5, steps: int = 1, rate: float = 1.0) -> float:
+        """The epsilon at `delta`: of one release as it stands, of a run with `steps`.
+
+        `steps` counts the releases that an example is in: with the whole data in every step that is each of them, with
+        shuffled batches one an epoch. `rate` below 1 is for batches in which each example is with this probability by
+        a coin toss of its own, as in the paper, and then every step counts. Infinite without noise.
+        """
+        return accounting.epsilon(self.noise, delta=delta, steps=steps, rate=rate)
 
 
 def _unit_noise(size: torch.Size, rng: torch.Generator) -> torch.Tensor:

@@ -3,7 +3,9 @@
 Zhu, Liu, Han, "Deep Leakage from Gradients", NeurIPS 2019 (section 5.2); evaluated as GradPrune by Huang, Gupta, Song,
 Li, Arora, "Evaluating Gradient Inversion Attacks and Defenses in Federated Learning", NeurIPS 2021.
 
-Differs from the published code in: the threshold is found by `kthvalue`, which has no limit on the tensor's size.
+Differs from the published code in: the threshold is found by `kthvalue`, which has no limit on the tensor's size; where
+entries equal the threshold, only as many of them stay as the ratio leaves, so that a tensor of equal entries is pruned
+as well.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from fedprism.types import Update
 
 @dataclass(frozen=True)
 class Prune(Defense):
-    """Zeroes the smallest `ratio` of each tensor's entries by magnitude; entries tied with the last kept stay."""
+    """Zeroes the smallest `ratio` of each tensor's entries by magnitude; of equal ones, those that come last go."""
 
     ratio: float
 
@@ -48,10 +50,13 @@ class KeepSupport(Defense):
 
 
 def prune(tensor: Tensor, ratio: float) -> Tensor:
-    """Zero the floor(ratio * size) smallest entries by magnitude, less those tied with the smallest kept entry."""
+    """Zero the floor(ratio * size) smallest entries by magnitude; of entries equal to the threshold the last go."""
     removed = int(ratio * tensor.numel())
     if removed == 0 or not tensor.dtype.is_floating_point:
         return tensor
     magnitude = tensor.detach().abs().flatten()
-    threshold = magnitude.kthvalue(removed + 1).values
-    return tensor * (magnitude >= threshold).view_as(tensor)
+    threshold = magnitude.kthvalue(removed).values
+    kept = magnitude > threshold
+    tied = (magnitude == threshold).nonzero().flatten()
+    kept[tied[: magnitude.numel() - removed - int(kept.sum())]] = True
+    return tensor * kept.view_as(tensor)

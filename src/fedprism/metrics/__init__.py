@@ -12,9 +12,10 @@ from functools import partial
 
 from torch import Tensor
 
-from .avd import THRESHOLD_LOOSE, THRESHOLD_STRICT, avd, avd_floor
+from .avd import THRESHOLD_LOOSE, THRESHOLD_STRICT, avd, avd_entropy, avd_floor, avd_second_order
 from .image import mse, psnr, ssim
 from .lpips import LpipsUnavailable, lpips
+from .recovery import RecoveryRate, recovery_rate, wilson
 
 __all__ = [
     "METRICS",
@@ -22,12 +23,17 @@ __all__ = [
     "THRESHOLD_STRICT",
     "LpipsUnavailable",
     "Metric",
+    "RecoveryRate",
     "avd",
+    "avd_entropy",
     "avd_floor",
+    "avd_second_order",
     "lpips",
     "mse",
     "psnr",
+    "recovery_rate",
     "ssim",
+    "wilson",
 ]
 
 
@@ -65,6 +71,18 @@ METRICS: dict[str, Metric] = {
         higher_is_better=False,
         images_only=True,
         summary="absolute variation distance of edges, 1 for noise; compare with that of a blank image",
+    ),
+    "avd-second-order": Metric(
+        function=avd_second_order,
+        higher_is_better=False,
+        images_only=True,
+        summary="absolute variation distance with second differences, 1 for noise",
+    ),
+    "avd-entropy": Metric(
+        function=avd_entropy,
+        higher_is_better=False,
+        images_only=True,
+        summary="difference of the entropies of the absolute variation, 0 where it is equally concentrated",
     ),
     "lpips-vgg": Metric(
         function=partial(lpips, net="vgg"),

@@ -11,16 +11,30 @@ on the (H-1) x (W-1) grid, for a reconstruction s of a source t,
     AVD(s, t) = RMS(|g_s| - |g_t|) / RMS(|g_noise|)
 
 where noise is what an attack starts from, so that starting noise scores 1 against a black image. The root mean square
-runs over the grid and the channels together.
+runs over the grid and the channels together. `avd_second_order` adds the second differences of 2024,
+
+    h[r, c] = v[r+2, c] - 2 v[r+2, c+1] + 2 v[r+2, c+2] - 2 v[r+1, c+2] + v[r, c+2]
+
+with half the weight of the first. `avd_entropy` compares how the variation is spread instead of where it lies: with
+q = |g| / sum |g| and S = -sum q log q,
+
+    Delta S_av(s, t) = |S_s - S_t| / S_noise.
 
 Differs from the papers' code in: nothing is rounded to 8 bits; values are not made positive first (the caller clamps
-to [0, 1]); the normaliser is the noise itself where it is given, not a constant; the second-order term of 2024 is left
-out. A blank image scores *low* against a source of few edges (0.43 on average for MNIST, 0.20 for CIFAR-10), below
-both thresholds: a value means recovery only where it is also below `avd_floor`.
+to [0, 1]); the normaliser is the noise itself where it is given, not a constant. The entropy form is a footnote of
+2022; that q is taken over places and channels, and the normaliser, are our reading of it.
+
+A blank image scores *low* against a source of few edges (0.43 on average for MNIST, 0.20 for CIFAR-10), below both
+thresholds: a value means recovery only where it is also below `avd_floor`.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
 from torch import Tensor
 
 from ._pairs import paired, require_size
@@ -31,6 +45,13 @@ THRESHOLD_LOOSE = 0.8
 """The same in the loose reading."""
 UNIFORM_NOISE = 0.5**0.5
 """RMS of |g| for independent values uniform on [0, 1]: variance 1/12 times the weights 1 + 1 + 4."""
+SECOND_WEIGHT = 0.5
+"""How much the mean square of the second differences counts beside that of the first, as in 2024."""
+UNIFORM_NOISE_SECOND = (13 / 12) ** 0.5
+"""What `avd_second_order` divides by: 1/12 (1 + 1 + 4) + 0.5 * 1/12 (1 + 4 + 4 + 4 + 1), and the root of it."""
+
+Form: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""One of the distances below: (reconstruction, source, noise) -> (N,)."""
 
 
 def avd(reconstruction: Tensor, source: Tensor, noise: Tensor | None = None) -> Tensor:
@@ -40,27 +61,78 @@ def avd(reconstruction: Tensor, source: Tensor, noise: Tensor | None = None) -> 
     """
     reconstruction, source = paired(reconstruction, source, images=True)
     require_size(source, 2, "avd")
-    distance = _rms(_variation(reconstruction) - _variation(source))
-    if noise is None:
-        return distance / UNIFORM_NOISE
-    noise, _ = paired(noise, source, images=True)
-    scale = _rms(_variation(noise))
-    if not (scale > 0).all():
-        raise ValueError("expected noise that varies from pixel to pixel, found a constant image; leave noise out.")
-    return distance / scale
+    return _rms(_variation(reconstruction) - _variation(source)) / _scale(
+        noise, source, lambda images: _rms(_variation(images)), UNIFORM_NOISE
+    )
 
 
-def avd_floor(source: Tensor, noise: Tensor | None = None) -> Tensor:
+def avd_second_order(reconstruction: Tensor, source: Tensor, noise: Tensor | None = None) -> Tensor:
+    """The form of 2024, with second differences beside the first: (N, C, H, W) and (N, C, H, W) -> (N,).
+
+    As `avd`: 0 is perfect, noise about 1.
+    """
+    reconstruction, source = paired(reconstruction, source, images=True)
+    require_size(source, 3, "avd_second_order")
+    return _both_orders(reconstruction, source) / _scale(
+        noise, source, lambda images: _both_orders(images, torch.zeros_like(images)), UNIFORM_NOISE_SECOND
+    )
+
+
+def avd_entropy(reconstruction: Tensor, source: Tensor, noise: Tensor | None = None) -> Tensor:
+    """The difference of the entropies of the variation, Delta S_av: (N, C, H, W) and (N, C, H, W) -> (N,).
+
+    Noise spreads its variation evenly and an image does not, so that 0 means: as concentrated as the source. It does
+    not say that the edges lie in the same places. Without `noise` it is relative to the largest entropy there is.
+    """
+    reconstruction, source = paired(reconstruction, source, images=True)
+    require_size(source, 3, "avd_entropy")
+    largest = math.log(source.shape[1] * (source.shape[2] - 1) * (source.shape[3] - 1))
+    return (_entropy(reconstruction) - _entropy(source)).abs() / _scale(noise, source, _entropy, largest)
+
+
+def avd_floor(source: Tensor, noise: Tensor | None = None, *, form: Form = avd) -> Tensor:
     """The value that a blank (constant) image would get against each source: (N, C, H, W) -> (N,).
 
     A reconstruction that does not beat it has recovered no edge, whatever the thresholds say.
     """
-    return avd(source.new_zeros(source.shape), source, noise)
+    return form(source.new_zeros(source.shape), source, noise)
 
 
 def _variation(images: Tensor) -> Tensor:
     """|g|: (N, C, H, W) -> (N, C, H-1, W-1)."""
     return (images[..., 1:, :-1] + images[..., :-1, 1:] - 2 * images[..., 1:, 1:]).abs()
+
+
+def _second_variation(images: Tensor) -> Tensor:
+    """|h|: (N, C, H, W) -> (N, C, H-2, W-2)."""
+    across, down = images.diff(n=2, dim=-1), images.diff(n=2, dim=-2)
+    return (across[..., 2:, :] + down[..., 2:]).abs()
+
+
+def _both_orders(left: Tensor, right: Tensor) -> Tensor:
+    """The root of the mean square differences of both variations, weighted: (N,)."""
+    first, second = _variation(left) - _variation(right), _second_variation(left) - _second_variation(right)
+    return (_rms(first).square() + SECOND_WEIGHT * _rms(second).square()).sqrt()
+
+
+def _entropy(images: Tensor) -> Tensor:
+    """S of the variation as shares of its sum, (N,); 0 for a constant image, which has nothing to spread."""
+    variation = _variation(images).flatten(1)
+    total = variation.sum(1, keepdim=True)
+    shares = variation / torch.where(total > 0, total, 1)
+    entropy: Tensor = torch.special.entr(shares).sum(1)
+    return entropy
+
+
+def _scale(noise: Tensor | None, source: Tensor, measure: Callable[[Tensor], Tensor], assumed: float) -> Tensor | float:
+    """What the noise of each image measures, (N,); where there is none, what is assumed of it."""
+    if noise is None:
+        return assumed
+    noise, _ = paired(noise, source, images=True)
+    scale = measure(noise)
+    if not (scale > 0).all():
+        raise ValueError("expected noise that varies from pixel to pixel, found a constant image; leave noise out.")
+    return scale
 
 
 def _rms(values: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from fedprism.recipes import planted_participation as planted
 from fedprism.recipes.base import Announce, Outcome, Recipe, Row, Settings
 
 USERS, ROUNDS, PARAMETERS = 100, 400, 10_000
-QUICK_USERS, QUICK_ROUNDS, QUICK_PARAMETERS = 30, 90, 500
+QUICK_USERS, QUICK_ROUNDS, QUICK_PARAMETERS = 20, 60, 300
 TRIALS = 3
 COST = "error of the sum"
 

@@ -1,5 +1,6 @@
 """The mathematics: plain functions on tensors that import nothing of fedprism. Numerical failure is a status."""
 
+from .decode import DecodeStatus, Decoding, decode_mixtures
 from .denoising import nonlocal_means
 from .dense import (
     DenseInversion,
@@ -28,14 +29,26 @@ from .participation import (
     identifiable_users,
     recover_participation,
 )
-from .priors import Orthogonality, TotalVariation, orthogonality, total_variation
+from .priors import (
+    BatchMoments,
+    Moments,
+    Orthogonality,
+    TotalVariation,
+    channel_moments,
+    moments_distance,
+    orthogonality,
+    total_variation,
+)
 from .published import CocktailObjective, embedding_objective
 
 __all__ = [
     "LBFGS",
     "Adam",
+    "BatchMoments",
     "Behind",
     "CocktailObjective",
+    "DecodeStatus",
+    "Decoding",
     "DenseInversion",
     "DenseStatus",
     "ExactBatch",
@@ -49,6 +62,7 @@ __all__ = [
     "Matching",
     "MatchingStatus",
     "Mixture",
+    "Moments",
     "Orthogonality",
     "OutputLayerSolution",
     "Participation",
@@ -60,7 +74,9 @@ __all__ = [
     "UserStatus",
     "agreeing_rows",
     "back_substitute",
+    "channel_moments",
     "cosine",
+    "decode_mixtures",
     "disaggregate",
     "embedding_objective",
     "exact_batch",
@@ -72,6 +88,7 @@ __all__ = [
     "invert_single",
     "label_counts",
     "match_gradients",
+    "moments_distance",
     "nonlocal_means",
     "numerical_rank",
     "orthogonality",

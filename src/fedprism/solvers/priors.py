@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +27,33 @@ def orthogonality(inputs: Tensor) -> Tensor:
     return pairs.sum() - pairs.diagonal().sum()
 
 
+class Moments(NamedTuple):
+    """Of each channel, (channels,)."""
+
+    mean: Tensor
+    var: Tensor
+
+
+def channel_moments(features: Tensor, *, unbiased: bool = False) -> Moments:
+    """The moments of each channel of (batch, channels, ...), over the batch and all positions.
+
+    The variance is divided by the number of values n, as batch norm does; with `unbiased` by n - 1, as in the running
+    average that batch norm keeps.
+    """
+    values = features.numel() // max(1, features.shape[1])
+    var, mean = torch.var_mean(features, [0, *range(2, features.dim())], correction=int(unbiased and values > 1))
+    return Moments(mean, var)
+
+
+def moments_distance(found: Sequence[Moments], wanted: Sequence[Moments]) -> Tensor:
+    """Sum over layers of ||mean - wanted mean||_2 + ||var - wanted var||_2, every layer with the same weight.
+
+    R_BN of Yin et al., "See through Gradients", CVPR 2021, in the form that Huang et al., NeurIPS 2021, used.
+    """
+    gaps = [a - b for own, other in zip(found, wanted, strict=True) for a, b in zip(own, other, strict=True)]
+    return torch.stack([torch.linalg.vector_norm(gap) for gap in gaps]).sum()
+
+
 @dataclass(frozen=True)
 class TotalVariation:
     """Images are smooth: weight times `total_variation`; zero for inputs without two spatial dimensions."""
@@ -43,3 +72,18 @@ class Orthogonality:
 
     def __call__(self, inputs: Tensor) -> Tensor:
         return self.weight * orthogonality(inputs) if len(inputs) > 1 else torch.zeros_like(inputs[0].sum())
+
+
+@dataclass(frozen=True)
+class BatchMoments:
+    """What layers are fed has known moments: weight times `moments_distance` of moments_of(inputs) to the wanted."""
+
+    weight: float
+    moments_of: Callable[[Tensor], Sequence[Moments]]
+    wanted: Sequence[Moments]
+
+    def distance(self, inputs: Tensor) -> Tensor:
+        return moments_distance(self.moments_of(inputs), self.wanted)
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        return self.weight * self.distance(inputs)

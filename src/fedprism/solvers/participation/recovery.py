@@ -33,7 +33,7 @@ LATTICE_ROUNDS = 256
 """Lattices of more rounds take longer to reduce than integer programs to solve."""
 
 FEW = 0.25
-"""Where noise leaves more than this share of the users without a column, it is the noise that has to go."""
+"""Share of users without a column up to which searching again may help."""
 PROBE = 2000
 """Steps of the search for a second column."""
 
@@ -173,12 +173,15 @@ class _Search:
         self._try(message_passing)
         if not self.space.quiet:
             self._try(partial(hopping, start=self._unfound()[1]))
-            if int((~self.found).sum()) > FEW * len(self.found):
-                return  # too noisy: wandering longer does not help
-        self._try(partial(difference_map, start=self._unfound()[1].float()))
-        self._try(partial(difference_map, start=self._random(), step=0.5))
-        self._try(partial(difference_map, start=self._random(), step=0.3))
+        if self.space.quiet or self._few_left():
+            self._try(partial(difference_map, start=self._unfound()[1].float()))
+        for step in (0.5, 0.3):
+            if self._few_left():  # else it is not bad luck
+                self._try(partial(difference_map, start=self._random(), step=step))
         self._note_exact_exchanges()
+
+    def _few_left(self) -> bool:
+        return int((~self.found).sum()) <= FEW * len(self.found)
 
     def _random(self) -> Tensor:
         """A random start for each user without a column."""

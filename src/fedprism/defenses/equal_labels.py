@@ -1,0 +1,79 @@
+"""Batches of one class: the samples of a batch push the same output, so that their gradients mix.
+
+Eloul et al., "Enhancing Privacy against Inversion Attacks in Federated Learning by using
+Mixing Gradients Strategies", 2022 (drawing identical labels).
+
+Differs from the paper in: the classes take turns, so that every class a client holds is trained on, and clients start
+at different classes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedprism.checks import whole
+from fedprism.defenses.base import Context, Defense
+from fedprism.errors import BadInput
+from fedprism.types import Batch, is_soft
+
+MOST_SAMPLES = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class EqualLabels(Defense):
+    """Each round a client trains on `size` samples of one class, or on all that it has of that class.
+
+    In round r, client number k takes the (k + r)-th of the classes that it holds, and starts over after the last one:
+    clients that hold the same classes cover all of them, each round a part, and every client does so by itself in as
+    many rounds as it holds classes. The class is no secret: the bias of the last layer tells it anyway. Where neither
+    client nor round is known, the class is drawn at random.
+
+    A batch of a single sample is read off exactly, whatever its label; with `size`, a class of fewer samples is refused
+    instead of forming a smaller batch. Under federated averaging all local steps of a round see the one class.
+    """
+
+    size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.size is not None:
+            whole(self.size, "EqualLabels' size", MOST_SAMPLES)
+
+    def on_draw(self, dataset: Batch, context: Context, rng: torch.Generator) -> Tensor:
+        if is_soft(dataset.labels):
+            raise BadInput(
+                "EqualLabels expects whole labels (batch,), found soft ones; "
+                "draw the batch first and mix labels afterwards, in on_batch."
+            )
+        labels = dataset.labels.cpu()
+        classes, counts = torch.unique(labels, return_counts=True)
+        if self.size is not None and int(counts.min()) < self.size:
+            rarest = int(counts.argmin())
+            raise BadInput(
+                f"EqualLabels expects {self.size} samples of every class that {context.client or 'the client'} holds, "
+                f"found {int(counts[rarest])} of class {int(classes[rarest])}; "
+                "lower the size, give it more samples of that class, or leave the class out."
+            )
+        own: Tensor = (labels == classes[_turn(context, len(classes), rng)]).nonzero().flatten()
+        if self.size is None or self.size == len(own):
+            return own
+        return own[torch.randperm(len(own), generator=rng)[: self.size].sort().values]
+
+
+def _turn(context: Context, classes: int, rng: torch.Generator) -> int:
+    """Which of a client's classes is next."""
+    if context.client is None and context.round is None:
+        return int(torch.randint(classes, (), generator=rng))
+    return (_number(context.client or "") + (context.round or 0)) % classes
+
+
+def _number(client: str) -> int:
+    """The number that ends a client's name; for other names one that depends on the name alone."""
+    ending = re.search(r"\d+$", client)
+    if ending is not None:
+        return int(ending[0][-18:])
+    return int.from_bytes(hashlib.sha256(client.encode()).digest()[:4], "big") if client else 0

@@ -1,0 +1,83 @@
+"""InstaHide: MixUp, and then a random sign for every entry.
+
+Huang, Song, Li, Arora, "InstaHide: Instance-hiding Schemes for Private Distributed Learning", ICML 2020 (sections 4.1
+and 4.2); coefficients as in Huang, Gupta, Song, Li, Arora, "Evaluating Gradient Inversion Attacks and Defenses in
+Federated Learning", NeurIPS 2021. The encodings are broken in Carlini et al., "Is Private Learning Possible with
+Instance Encoding?", 2021: `solvers.decode_mixtures`.
+
+Differs from the published code in what MixUp differs in. Signs hide something only of inputs that are of either sign:
+of pixels from 0 to 1 the absolute value is the mixture itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedprism.checks import shown
+from fedprism.defenses.base import Context
+from fedprism.defenses.mixup import Mixing, MixUp, draw_coefficients, draw_partners, mixed_from, soft_labels
+from fedprism.errors import BadInput
+from fedprism.types import Batch
+
+PRIVATE_MIXED = 2
+"""How many of the samples in a mixture are the client's own where the others are public."""
+PRIVATE_SHARE = 0.3
+"""The least that these two weigh together."""
+
+
+@dataclass(frozen=True, repr=False)
+class InstaHide(MixUp):
+    """MixUp with every entry's sign drawn anew.
+
+    All partners are the client's own samples (Intra-InstaHide). With `cross`, public data in the model's input space,
+    only two are, and weigh at least 0.3 together; the other k - 2 are public and their labels play no part, so that
+    labels sum to less than 1 (Inter-InstaHide). Such a defense holds data and is not written into captures.
+    """
+
+    cross: Batch | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.cross is not None and not isinstance(self.cross, Batch):
+            raise BadInput(
+                f"expected InstaHide's cross to be a Batch of public data, found {shown(self.cross)}; "
+                "give one, or leave it out to mix the client's own samples."
+            )
+
+    def __repr__(self) -> str:
+        public = f", cross=<{len(self.cross)} public samples>" if self.cross is not None else ""
+        return f"InstaHide(k={self.k}, bound={self.bound}{public})"
+
+    def mixing(self, samples: int, rng: torch.Generator, own: Tensor | None = None) -> Mixing:
+        """As MixUp's; public partners are counted on from the client's own: the first has the index `samples`."""
+        if self.cross is None:
+            return super().mixing(samples, rng, own)
+        public = self.k - PRIVATE_MIXED
+        if samples < PRIVATE_MIXED or len(self.cross) < public:
+            raise BadInput(
+                f"expected at least {PRIVATE_MIXED} own and k - {PRIVATE_MIXED} = {public} public samples to mix, "
+                f"found {samples} and {len(self.cross)}; lower k or give more data."
+            )
+        own = torch.arange(samples) if own is None else own
+        others = torch.rand(len(own), len(self.cross), generator=rng).topk(public, dim=1).indices
+        partners = torch.cat([draw_partners(own, samples, PRIVATE_MIXED, rng), samples + others], dim=1)
+        share = (PRIVATE_MIXED, PRIVATE_SHARE)
+        return Mixing(partners, draw_coefficients(len(own), self.k, self.bound, rng, private=share))
+
+    def on_batch(self, batch: Batch, context: Context, rng: torch.Generator) -> Batch:
+        pool, own = mixed_from(batch, context)
+        mixing = self.mixing(len(pool), rng, own)
+        inputs, labelled = pool.inputs, mixing
+        if self.cross is not None:
+            inputs = torch.cat([inputs, self.cross.inputs.to(inputs)])
+            labelled = Mixing(mixing.partners[:, :PRIVATE_MIXED], mixing.coefficients[:, :PRIVATE_MIXED])
+        mixed = mixing.of(inputs)
+        return Batch(mixed * _signs(mixed.shape, rng).to(mixed), labelled.of(soft_labels(pool, context)))
+
+
+def _signs(size: torch.Size, rng: torch.Generator) -> Tensor:
+    """Plus or minus 1 with even odds, drawn on the CPU so that a seed means the same signs on every device."""
+    return 2 * torch.randint(2, size, generator=rng) - 1

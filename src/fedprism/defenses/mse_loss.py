@@ -1,0 +1,35 @@
+"""Squared error instead of cross-entropy: the gradient of every output then depends on every sample.
+
+Eloul et al., "Enhancing Privacy against Inversion Attacks in Federated Learning by using
+Mixing Gradients Strategies", 2022 (choosing the loss).
+
+What mixes is the squared error of the *raw* outputs. That of the softmax weighs a sample by its own class nearly as
+cross-entropy does where the predictions are nearly uniform and classes are many (docs/mixing-gradients.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedprism.defenses.base import Defense
+from fedprism.errors import BadInput
+from fedprism.losses import mse, softmax_mse
+from fedprism.types import LossFn
+
+
+@dataclass(frozen=True)
+class MseLoss(Defense):
+    """Trains with the squared error against one-hot labels, whatever loss was agreed on.
+
+    With `softmax` the error is that of the predicted probabilities, otherwise that of the raw outputs; both are means
+    over samples and classes.
+    """
+
+    softmax: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.softmax, bool):
+            raise BadInput(f"expected MseLoss's softmax to be True or False, found {self.softmax!r}; use one of these.")
+
+    def on_loss(self, loss: LossFn) -> LossFn:
+        return softmax_mse if self.softmax else mse

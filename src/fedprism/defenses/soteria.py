@@ -1,0 +1,103 @@
+"""Soteria: do not send the classifier's gradient for the features that tell most about the input.
+
+Sun, Li, Wang, Chen, Li, Yang, Li, "Soteria: Provable Defense against Privacy Leakage in Federated Learning from
+Representation Perspective", CVPR 2021 (section 4.2). Balunović et al., "Bayesian Framework for Gradient Leakage", ICLR
+2022, show that an attacker who leaves the layer out of the comparison gets past it; so does one who knows the zeros.
+
+Differs from the published code in: features of either sign count by their magnitude, and exactly the stated share is
+removed also where scores are equal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedprism.checks import probability
+from fedprism.defenses.base import Chain, Context, Defense
+from fedprism.defenses.pruning import KeepSupport
+from fedprism.errors import NotApplicable
+from fedprism.randomness import seeded_layers
+from fedprism.types import Batch, Update
+
+FLOOR = 0.1
+"""Added to a feature's magnitude before it divides, as in the published code: features near 0 are not all alike."""
+TOGETHER = 32
+"""How many features are differentiated at once."""
+
+
+@dataclass(frozen=True)
+class Soteria(Defense):
+    """Zeroes the columns of the last dense layer's weight gradient for `ratio` of its inputs, the features.
+
+    Those go whose score, the length of their derivative by the input over their magnitude, summed over the samples, is
+    smallest: there the input has to move furthest for the feature to vanish. All else is sent as it is. The features
+    are those of the client's own data, so a mixture of samples earlier in a chain is not taken into account.
+    """
+
+    ratio: float
+
+    def __post_init__(self) -> None:
+        probability(self.ratio, "Soteria's ratio")
+
+    def on_update(self, update: Update, context: Context, rng: torch.Generator) -> Update:
+        if context.model is None or context.batch is None:
+            raise NotApplicable(
+                "Soteria expects the model and the client's data beside the update, found a stage without them; "
+                "hand on_update a Context with both."
+            )
+        with seeded_layers(rng):
+            layer, scores = feature_scores(context.model, context.params, context.batch)
+        if layer not in update:
+            raise NotApplicable(
+                f"Soteria expects the last dense layer's weight '{layer}' in the update, found it frozen; train it."
+            )
+        kept = torch.ones_like(scores)
+        # A stable order, so that equal scores go from the first on.
+        kept[scores.argsort(stable=True)[: int(self.ratio * len(scores))]] = 0.0
+        return {**update, layer: update[layer] * kept.to(update[layer])}
+
+    def deterministic(self, observed: Update | None = None) -> Defense:
+        # The zeros tell which features were removed; comparing the others needs no derivative of the defense.
+        return Chain() if observed is None else KeepSupport({name: tensor != 0 for name, tensor in observed.items()})
+
+
+def feature_scores(model: nn.Module, params: Update | None, data: Batch) -> tuple[str, Tensor]:
+    """The last dense layer's weight by name, and (features,) sum over samples of |df/dx| / (|f| + 0.1)."""
+    names = {module: name for name, module in model.named_modules()}
+    seen: list[tuple[str, Tensor]] = []
+
+    def watch(module: nn.Module, args: tuple[Any, ...]) -> None:
+        seen.append((f"{names[module]}.weight".lstrip("."), args[0]))
+
+    inputs = data.inputs.detach().clone().requires_grad_()
+    # Copies, because batch-norm layers write into the buffers they are given.
+    held = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+    weights = {name: p.detach() for name, p in (params or dict(model.named_parameters())).items()}
+    hooks = [m.register_forward_pre_hook(watch) for m in model.modules() if isinstance(m, nn.Linear)]
+    try:
+        functional_call(model, {**weights, **held}, (inputs,))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not seen or seen[-1][1].dim() != 2:
+        raise NotApplicable("Soteria expects a network that ends in a dense layer, found none; use another defense.")
+    layer, features = seen[-1]
+    if features.grad_fn is None:  # the layer is fed by the input itself: each feature is a pixel
+        return layer, (1 / (features.detach().abs() + FLOOR)).sum(0)
+    parts = torch.split(torch.arange(features.shape[1]), TOGETHER)
+    lengths = torch.cat([_lengths(features, inputs, some) for some in parts])
+    return layer, (lengths / (features.detach().abs().T + FLOOR)).sum(1)
+
+
+def _lengths(features: Tensor, inputs: Tensor, some: Tensor) -> Tensor:
+    """|df/dx| of some features, (features, samples): the sum over samples is differentiated, whose inputs differ."""
+    picked = torch.zeros(len(some), *features.shape, dtype=features.dtype, device=features.device)
+    picked[torch.arange(len(some)), :, some] = 1.0
+    (slopes,) = torch.autograd.grad(features, inputs, picked, retain_graph=True, is_grads_batched=True)
+    lengths: Tensor = slopes.flatten(2).norm(dim=2)
+    return lengths

@@ -1,0 +1,224 @@
+"""Planted mixtures of photographs and what comes back out of their encodings."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+import fedprism as fp
+from fedprism.defenses import Context, InstaHide, MixUp
+from fedprism.solvers import DecodeStatus, decode_mixtures
+from fedprism.solvers.decode import sample_classes
+
+
+class Encoded(NamedTuple):
+    inputs: Tensor
+    labels: Tensor
+    encodings: Tensor
+    soft: Tensor
+    mapping: Tensor
+    coefficients: Tensor
+
+
+def encoded(defense: MixUp, *, samples: int, epochs: int, size: int = 16, seed: int = 0) -> Encoded:
+    """Several epochs of a client's photographs, of mean 0 and spread 1, as the defense hands them to the model."""
+    rng = torch.Generator().manual_seed(seed)
+    drawn = fp.data.load("photos", size=size).draw(samples, rng)
+    inputs = (drawn.inputs - drawn.inputs.mean((0, 2, 3), True)) / drawn.inputs.std((0, 2, 3), keepdim=True)
+    data = fp.Batch(inputs, drawn.labels)
+    mixings, batches = [], []
+    for _ in range(epochs):
+        state = rng.get_state()
+        mixings.append(defense.mixing(samples, rng))
+        rng.set_state(state)
+        batches.append(defense.on_batch(data, Context(), rng))
+    return Encoded(
+        inputs,
+        drawn.labels,
+        torch.cat([batch.inputs for batch in batches]),
+        torch.cat([batch.labels for batch in batches]),
+        torch.cat([mixing.partners for mixing in mixings]),
+        torch.cat([mixing.coefficients for mixing in mixings]),
+    )
+
+
+def decibels(found: Tensor, truth: Tensor) -> float:
+    """The signal-to-noise ratio of the worst sample, of the range of the truth."""
+    errors = (found - truth).double().flatten(1).square().mean(1)
+    return float(-10 * torch.log10(errors / (truth.max() - truth.min()).double() ** 2).min())
+
+
+def either_sign(found: Tensor, truth: Tensor) -> float:
+    return max(decibels(found, truth), decibels(-found, truth))
+
+
+def test_mixup_comes_out_in_closed_form() -> None:
+    planted = encoded(MixUp(4), samples=12, epochs=3)
+    found = decode_mixtures(planted.encodings, planted.mapping, planted.coefficients)
+    assert found.status is DecodeStatus.EXACT
+    assert decibels(found.inputs, planted.inputs) > 100
+    assert found.inputs.dtype == planted.inputs.dtype
+    assert found.ambiguity == frozenset()
+    assert found.solved == 1.0
+    assert 1 <= found.condition < 20
+
+
+@pytest.mark.parametrize(("samples", "epochs"), [(12, 3), (12, 8), (24, 12)])
+def test_instahide_comes_out_up_to_one_sign(samples: int, epochs: int) -> None:
+    planted = encoded(InstaHide(4), samples=samples, epochs=epochs)
+    found = decode_mixtures(planted.encodings, planted.mapping, planted.coefficients, masked=True)
+    assert found.status is DecodeStatus.EXACT
+    assert found.ambiguity == {"sign"}
+    assert found.solved == 1.0
+    # One sign for all entries of all samples, not one for each: that is what neighbours are asked for.
+    assert either_sign(found.inputs, planted.inputs) > 100
+
+
+def test_instahide_read_as_mixup_gives_nothing_away() -> None:
+    planted = encoded(InstaHide(4), samples=12, epochs=8)
+    found = decode_mixtures(planted.encodings, planted.mapping, planted.coefficients)
+    assert found.status is DecodeStatus.APPROXIMATE
+    assert either_sign(found.inputs, planted.inputs) < 20
+
+
+def test_solutions_spread_to_neighbours_where_starts_fail() -> None:
+    planted = encoded(InstaHide(4), samples=20, epochs=8)
+    few = {"starts": 1, "iterations": 60}
+    flat = planted.encodings.flatten(1)
+    order = torch.randperm(flat.shape[1], generator=torch.Generator().manual_seed(0))
+    image = decode_mixtures(planted.encodings, planted.mapping, planted.coefficients, masked=True, **few)
+    shuffled = decode_mixtures(flat[:, order], planted.mapping, planted.coefficients, masked=True, **few)
+    assert image.solved == 1.0
+    assert shuffled.solved < image.solved
+
+
+@pytest.mark.parametrize(
+    ("defense", "epochs"), [(MixUp(4), 4), (InstaHide(4), 8), (MixUp(2), 4), (InstaHide(2), 6)], ids=repr
+)
+def test_soft_labels_tell_the_coefficients(defense: MixUp, epochs: int) -> None:
+    planted = encoded(defense, samples=12, epochs=epochs)
+    masked = isinstance(defense, InstaHide)
+    found = decode_mixtures(planted.encodings, planted.mapping, labels=planted.soft, masked=masked)
+    assert found.classes is not None
+    assert torch.equal(found.classes, planted.labels)
+    # Some encodings hold two samples of one class, whose labels tell only the sum of their coefficients.
+    own = planted.labels[planted.mapping].sort(dim=1).values
+    assert bool((own[:, 1:] == own[:, :-1]).any())
+    torch.testing.assert_close(found.coefficients, planted.coefficients, atol=1e-5, rtol=0)
+    assert found.status is DecodeStatus.EXACT
+    assert either_sign(found.inputs, planted.inputs) > 100
+
+
+def test_known_classes_are_taken_as_they_are() -> None:
+    planted = encoded(MixUp(4), samples=6, epochs=3)
+    found = decode_mixtures(planted.encodings, planted.mapping, labels=planted.soft, classes=planted.labels)
+    assert found.classes is not None
+    assert torch.equal(found.classes, planted.labels)
+    assert decibels(found.inputs, planted.inputs) > 100
+
+
+def test_a_sample_has_the_class_that_all_its_encodings_have() -> None:
+    mapping = torch.tensor([[0, 1], [0, 2], [1, 2]])
+    labels = torch.tensor([[0.7, 0.3, 0.0], [0.6, 0.0, 0.4], [0.0, 0.5, 0.5]])
+    assert sample_classes(labels, mapping, 3).tolist() == [0, 1, 2]
+
+
+def test_noise_grows_by_no_more_than_the_condition_says() -> None:
+    planted = encoded(MixUp(4), samples=12, epochs=6)
+    rng = torch.Generator().manual_seed(1)
+    noise = 0.05 * torch.randn(planted.encodings.shape, generator=rng)
+    found = decode_mixtures(planted.encodings + noise, planted.mapping, planted.coefficients)
+    assert found.status is DecodeStatus.APPROXIMATE
+    largest = float(torch.linalg.matrix_norm(_mixing_matrix(planted), ord=2))
+    error = torch.linalg.vector_norm(found.inputs - planted.inputs)
+    assert float(error) <= found.condition / largest * float(torch.linalg.vector_norm(noise))
+    # More epochs average it out.
+    longer = encoded(MixUp(4), samples=12, epochs=24)
+    noise = 0.05 * torch.randn(longer.encodings.shape, generator=rng)
+    again = decode_mixtures(longer.encodings + noise, longer.mapping, longer.coefficients)
+    assert decibels(again.inputs, longer.inputs) > decibels(found.inputs, planted.inputs) + 3
+
+
+def test_noisy_signs_are_found_well_enough() -> None:
+    planted = encoded(InstaHide(4), samples=8, epochs=10)
+    noise = 0.05 * torch.randn(planted.encodings.shape, generator=torch.Generator().manual_seed(1))
+    found = decode_mixtures(
+        planted.encodings + noise, planted.mapping, planted.coefficients, masked=True, starts=2, iterations=100
+    )
+    assert found.status is DecodeStatus.APPROXIMATE
+    assert either_sign(found.inputs, planted.inputs) > 30
+
+
+def test_a_ridge_helps_against_noise_on_few_encodings() -> None:
+    planted = encoded(MixUp(4), samples=12, epochs=1)
+    noise = 0.3 * torch.randn(planted.encodings.shape, generator=torch.Generator().manual_seed(1))
+    plain, damped = (
+        decode_mixtures(planted.encodings + noise, planted.mapping, planted.coefficients, ridge=ridge)
+        for ridge in (0.0, 0.1)
+    )
+    assert decibels(damped.inputs, planted.inputs) > decibels(plain.inputs, planted.inputs) + 3
+
+
+def test_too_few_encodings_are_said_to_be_too_few() -> None:
+    planted = encoded(MixUp(4), samples=12, epochs=2)
+    few = decode_mixtures(planted.encodings[:8], planted.mapping[:8], planted.coefficients[:8], samples=12)
+    assert few.status is DecodeStatus.UNDETERMINED
+    assert few.condition == math.inf
+    assert bool(torch.isfinite(few.inputs).all())
+    signs = encoded(InstaHide(4), samples=12, epochs=1)
+    found = decode_mixtures(signs.encodings, signs.mapping, signs.coefficients, masked=True)
+    assert found.residual < 1e-6  # it fits, and is wrong
+    assert found.status is DecodeStatus.UNDETERMINED
+    assert either_sign(found.inputs, signs.inputs) < 20
+
+
+def test_groups_that_no_encoding_links_have_signs_of_their_own() -> None:
+    mapping = torch.tensor([[0, 1], [2, 3]] * 8)
+    weights = torch.rand(16, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    encodings = torch.randn(16, 5, generator=torch.Generator().manual_seed(1))
+    assert decode_mixtures(encodings, mapping, weights, masked=True).status is DecodeStatus.UNDETERMINED
+
+
+def test_same_generator_same_answer_and_arguments_left_alone() -> None:
+    planted = encoded(InstaHide(4), samples=8, epochs=4, size=8)
+    before = planted.encodings.clone(), planted.mapping.clone(), planted.coefficients.clone()
+    torch.manual_seed(1)
+    first, second = (
+        decode_mixtures(
+            planted.encodings,
+            planted.mapping,
+            planted.coefficients,
+            masked=True,
+            rng=torch.Generator().manual_seed(3),
+        )
+        for _ in range(2)
+    )
+    assert torch.equal(first.inputs, second.inputs)
+    assert torch.equal(before[0], planted.encodings)
+    assert torch.equal(before[1], planted.mapping)
+    assert torch.equal(before[2], planted.coefficients)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"mapping": torch.zeros(3, 4, dtype=torch.int64)}, "a mapping of"),
+        ({"coefficients": torch.ones(24, 3)}, "coefficients of shape"),
+        ({"coefficients": None}, "coefficients, or soft labels"),
+        ({"encodings": torch.full((24, 3, 8, 8), torch.nan)}, "finite encodings"),
+    ],
+)
+def test_bad_arguments_are_refused(change: dict[str, Tensor | None], words: str) -> None:
+    planted = encoded(MixUp(4), samples=12, epochs=2, size=8)
+    given = {"encodings": planted.encodings, "mapping": planted.mapping, "coefficients": planted.coefficients}
+    with pytest.raises(ValueError, match=f"^expected {words}.*, found .*; .*[.]$"):
+        decode_mixtures(**{**given, **change})  # type: ignore[arg-type]
+
+
+def _mixing_matrix(planted: Encoded) -> Tensor:
+    size = (len(planted.mapping), len(planted.inputs))
+    return torch.zeros(size, dtype=torch.float64).scatter_(1, planted.mapping, planted.coefficients)
