@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import fedprism as fp
 from fedprism.attacks import LBFGS, GradientMatching, Labels, Normalise, Pull, bn_exact, bn_infer, bn_proxy
-from fedprism.attacks.batchnorm import exact_statistics, normalised, pull_prior
 from fedprism.attacks.forward import Forward, forward_model
+from fedprism.batchnorm import exact_statistics, normalised, pull_prior
 from fedprism.defenses import Context, Defense
 from fedprism.solvers import Moments, channel_moments, moments_distance
 from fedprism.types import Knowledge, Update, detached

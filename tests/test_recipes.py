@@ -442,7 +442,9 @@ def test_every_recipe_runs_without_data(name: str, tmp_path: Path, monkeypatch: 
     for row in rows:
         measured = [entry for entry in row.entries.values() if isinstance(entry, Outcome)]
         assert measured
-        assert all(len(entry.seconds) == 1 and math.isfinite(entry.mean(RECIPES[name].shown[1])) for entry in measured)
+        for entry in measured:
+            assert entry.seconds
+            assert any(math.isfinite(entry.mean(metric)) for metric in RECIPES[name].shown)
         if PSNR in RECIPES[name].shown:
             assert row.picture is not None
     if RECIPES[name].figure is not None:

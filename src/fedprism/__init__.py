@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedprism import (
+        accounting,
         attacks,
         client,
         data,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
         solvers,
         threats,
         types,
+        utility,
     )
     from fedprism.attacks.base import then
     from fedprism.client import FedAvg, FedSGD, local_update
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES = {
+    "accounting",
     "attacks",
     "client",
     "data",
@@ -58,6 +61,7 @@ _MODULES = {
     "solvers",
     "threats",
     "types",
+    "utility",
 }
 _HOME = {
     "then": "attacks.base",
@@ -105,6 +109,7 @@ __all__ = [
     "Scores",
     "ThreatModel",
     "Truth",
+    "accounting",
     "attacks",
     "chain",
     "client",
@@ -130,6 +135,7 @@ __all__ = [
     "then",
     "threats",
     "types",
+    "utility",
 ]
 
 

@@ -108,7 +108,7 @@ def local_update(
         )
         batch = defense.on_batch(data[indices], here, rng)
         if defense.per_example:
-            each = _example_gradients(model, current, held, batch, loss)
+            each = example_gradients(model, current, held, batch, loss)
             return {name: g.mean(0) for name, g in defense.on_examples(each, here, rng).items()}
         return batch_gradient(model, current, held, batch, loss, create_graph)
 
@@ -178,7 +178,7 @@ def batch_gradient(
     return dict(zip(params, grads, strict=True))
 
 
-def _example_gradients(model: nn.Module, params: Update, held: Update, batch: Batch, loss: LossFn) -> Update:
+def example_gradients(model: nn.Module, params: Update, held: Update, batch: Batch, loss: LossFn) -> Update:
     """Every example's own gradient, (batch, *shape) a parameter."""
 
     def example_loss(current: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedprism import losses
-from fedprism.attacks.batchnorm import batchnorm_layers, exact_statistics, running_statistics
+from fedprism.batchnorm import batchnorm_layers, exact_statistics, running_statistics
 from fedprism.client import FedAvg
 from fedprism.defenses.base import Chain, Defense
 from fedprism.errors import BadInput
@@ -73,6 +73,8 @@ class View:
         """What the threat model grants of all there is to know."""
         scenario, protocol = self.scenario, self.scenario.protocol
         local = protocol if isinstance(protocol, FedAvg) else FedAvg(lr=protocol.lr)
+        # A defense may change the loss; who knows the loss knows the one that clients train with.
+        trained_with = scenario.defense.on_loss(losses.resolve(scenario.loss))
         windows = _windows(scenario.rounds, scenario.window) if scenario.window is not None else None
         everything = Knowledge(
             input_shape=tuple(scenario.clients[0].inputs.shape[1:]),
@@ -81,7 +83,7 @@ class View:
             batch_size=self._batch_size(drawn),
             examples=_examples(scenario, drawn),
             labels=self._labels(rounds, drawn),
-            loss=losses.name_of(scenario.loss) or scenario.loss,
+            loss=losses.name_of(trained_with) or trained_with,
             local_lr=local.lr,
             local_epochs=local.epochs,
             local_batch_size=local.batch_size or max(len(draw.samples) for draw in drawn),

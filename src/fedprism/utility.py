@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from fedprism import devices, losses, progress, results
 from fedprism.checks import whole
-from fedprism.client import _example_gradients, batch_gradient
+from fedprism.client import batch_gradient, example_gradients
 from fedprism.defenses import (
     Cast,
     Chain,
@@ -335,7 +335,7 @@ class _Run:
         if batch.inputs.dim() == 4:
             batch = Batch(batch.inputs.contiguous(memory_format=self._format), batch.labels)
         if self.defense.per_example:
-            each = _example_gradients(self.model, self.trained, self.held, batch, self.loss)
+            each = example_gradients(self.model, self.trained, self.held, batch, self.loss)
             gradient: Update = {name: g.mean(0) for name, g in self.defense.on_examples(each, within, self.rng).items()}
         else:
             gradient = batch_gradient(self.model, self.trained, self.held, batch, self.loss)

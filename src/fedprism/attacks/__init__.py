@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedprism.attacks.base import Attack, PerClient, Reduced, Reduction, Then, then
-from fedprism.attacks.batchnorm import Normalise, Pull
 from fedprism.attacks.cocktail_party import CocktailParty, cocktail_party
 from fedprism.attacks.dense_inversion import DenseInversion, dense_inversion
 from fedprism.attacks.disaggregation import Disaggregation, disaggregation
@@ -25,6 +24,7 @@ from fedprism.attacks.gradient_matching import (
     uniform_start,
 )
 from fedprism.attacks.property_inference import HoldsClass, Negative, PropertyInference, property_inference
+from fedprism.batchnorm import Normalise, Pull
 from fedprism.executing import Processes, RayCluster, Serial
 from fedprism.solvers.features import FeatureInversion
 from fedprism.solvers.ica import StudentICA

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedprism import losses
-from fedprism.attacks.batchnorm import Normalise, buffers_of, normalised
+from fedprism.batchnorm import Normalise, buffers_of, normalised
 from fedprism.client import FedAvg, FedSGD, Protocol, local_update
 from fedprism.defenses.base import Chain, Defense
 from fedprism.errors import BadInput, MissingKnowledge, NotApplicable

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from fedprism import losses, progress
 from fedprism.attacks.base import Attack, only_round
-from fedprism.attacks.batchnorm import FIELDS, Normalise, Pull, pull_prior
 from fedprism.attacks.forward import FORWARD_NEEDS, FORWARD_USES, Forward, forward_model, input_box
 from fedprism.attacks.structure import trace
+from fedprism.batchnorm import FIELDS, Normalise, Pull, pull_prior
 from fedprism.checks import choice
 from fedprism.errors import BadInput, MissingKnowledge, NotApplicable
 from fedprism.solvers.labels import label_counts

@@ -19,6 +19,7 @@ from fedprism.recipes import (
     disaggregation_table_1,
     disaggregation_table_2,
     disaggregation_table_3,
+    gradattack_table_2,
     mixing_direct,
 )
 from fedprism.recipes.base import Outcome, Recipe, Row, Settings
@@ -40,6 +41,7 @@ RECIPES: dict[str, Recipe] = {
     "disaggregation-table-2": disaggregation_table_2.RECIPE,
     "disaggregation-table-3": disaggregation_table_3.RECIPE,
     "disaggregation-defenses": disaggregation_defenses.RECIPE,
+    "gradattack-table-2": gradattack_table_2.RECIPE,
     "mixing-direct": mixing_direct.RECIPE,
 }
 

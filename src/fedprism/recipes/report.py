@@ -20,6 +20,9 @@ ABSENT = "–"
 STALE = ("table.md", "results.json", "run.json", "figure.svg", "recipe-*.png")
 """What an earlier run may have left in the folder."""
 
+TIMED = ("time factor",)
+"""Columns that differ from run to run: they go with the times."""
+
 QUICK_NOTE = (
     "A quick run: embedded photographs, a small network and short baselines, to see that everything works. The paper's "
     "numbers are for other data and networks and are left out."
@@ -128,7 +131,10 @@ def _results_json(recipe: Recipe, settings: Settings, rows: Sequence[Row], *, co
             "settings": effort,
             "notes": notes(recipe, settings, rows),
             "rows": [
-                {"cell": row.cell, "entries": {name: _plain(entry) for name, entry in row.entries.items()}}
+                {
+                    "cell": row.cell,
+                    "entries": {name: _plain(entry) for name, entry in row.entries.items() if name not in TIMED},
+                }
                 for row in rows
             ],
             "versions": results.versions(),
@@ -163,6 +169,7 @@ def _run_json(settings: Settings, rows: Sequence[Row], seconds: float) -> bytes:
             "rows": [
                 {
                     "cell": row.cell,
+                    **{name: row.entries[name] for name in TIMED if name in row.entries},
                     "seconds a batch": {
                         name: entry.seconds for name, entry in row.entries.items() if isinstance(entry, Outcome)
                     },
