@@ -365,3 +365,31 @@ def test_windows_of_very_different_lengths() -> None:
 
 def test_disjoint_windows_helper() -> None:
     assert disjoint_windows(5, 2).tolist() == [[1, 1, 0, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 1]]
+
+
+class Interrupted:
+    """An executor whose user loses patience after the first answer."""
+
+    def run(self, function: Callable[[object], object], tasks: list[object]) -> Iterator[tuple[int, object]]:
+        yield 0, function(tasks[0])
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_keeps_what_was_found() -> None:
+    planted = plant(64, 128)
+    whole = recover(planted, certify=False)
+    found = recover(planted, executor=Interrupted(), time_limit=60.0)
+    assert torch.equal(found.matrix, whole.matrix)
+    assert 0.8 < float(found.certified.float().mean()) < 1
+
+
+def test_a_crash_in_one_column_loses_nothing_of_the_others() -> None:
+    class OneCrash:
+        def run(self, function: Callable[[object], object], tasks: list[object]) -> Iterator[tuple[int, object]]:
+            for index, task in enumerate(tasks):
+                yield index, function(task) if index else "crashed"
+
+    planted = plant(64, 128)
+    found = recover(planted, executor=OneCrash(), time_limit=60.0)
+    assert torch.equal(found.matrix, planted.matrix)
+    assert int(found.certified.sum()) == 63

@@ -11,7 +11,7 @@ other column would do, or with the columns that would; counts may be unknown, in
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -24,7 +24,7 @@ from torch import Tensor
 from .analytics import Analytics, read_analytics
 from .certificate import separation
 from .evidence import Evidence
-from .integer_program import ColumnOutcome, ColumnProgram, Executor, solve_columns
+from .integer_program import ColumnOutcome, ColumnProgram, ColumnSolution, Executor, solved_columns
 from .lattice import LatticeUnavailable, recover_by_lattice
 from .searching import Found, difference_map, hopping, message_passing
 from .subspace import SignalSpace, signal_space
@@ -100,7 +100,8 @@ def recover_participation(
     singular values unless said. known (rounds, users): participation as far as it is known, NaN or -1 elsewhere.
     cohort_sizes (rounds,): how many took part; needed where `reduction` is "mean". examples (rounds,): how many samples
     stand behind each round; needed for "weighted_mean". `time_limit` in seconds holds for the integer programs that
-    are solved for what faster methods leave over; `executor` runs them.
+    are solved for what faster methods leave over; `executor` runs them. An interrupt ends them and returns what
+    was found.
     """
     device = aggregates.device if isinstance(aggregates, Tensor) else torch.device("cpu")
     windows, counts, known, cohort_sizes, examples = (
@@ -248,8 +249,18 @@ class _Search:
             self._reduce_lattice(left, programs)
             programs = [program for user, program in zip(left, programs, strict=True) if not self.found[user]]
             left = [user for user in left if not self.found[user]]
-        for user, solution in zip(left, solve_columns(programs, self.executor, self.progress), strict=True):
+        for user, solution in self._solved(left, programs):
             self._take(user, solution.column)
+
+    def _solved(self, users: list[int], programs: list[ColumnProgram]) -> Iterator[tuple[int, ColumnSolution]]:
+        """Solutions as they are found. An interrupt ends the integer programs; what was found before it is kept."""
+        try:
+            for done, (index, solution) in enumerate(solved_columns(programs, self.executor), 1):
+                if self.progress is not None:
+                    self.progress(done, len(programs))
+                yield users[index], solution
+        except KeyboardInterrupt:
+            self.deadline = 0.0
 
     def _reduce_lattice(self, users: list[int], programs: list[ColumnProgram]) -> None:
         """Short vectors of a lattice, where the package for it is installed; faster than integer programs if small."""
@@ -274,8 +285,8 @@ class _Search:
                 if seconds <= 0:
                     return
                 program = self._program(user, time_limit=seconds, excluded=taken)
-                (solution,) = solve_columns([program], self.executor)
-                self._take(user, solution.column)
+                for _, solution in self._solved([user], [program]):
+                    self._take(user, solution.column)
 
     def _take(self, user: int, solution: NDArray[np.bool_] | None) -> None:
         """Accept a solution of a user's program, if it stands up to the same test as any other column."""
@@ -291,10 +302,10 @@ class _Search:
         self.indistinct = self._same_knowledge()
         for user in self.found.nonzero()[:, 0].tolist():
             fits = ((sums >= self.known.least[user]) & (sums <= self.known.most[user])).all(1) & self.found
-            agrees = ((self.known.fixed[user] < 0) | (self.known.fixed[user] == self.columns)).all(1)
-            different = (self.columns != self.columns[user]).any(1)
-            for column in self.columns[fits & agrees & different]:
-                self._add_alternative(user, column)
+            for other in self.columns[fits] if int(fits.sum()) > 1 else ():
+                agrees = (self.known.fixed[user] < 0) | (self.known.fixed[user] == other)
+                if bool(agrees.all()) and not torch.equal(other, self.columns[user]):
+                    self._add_alternative(user, other)
 
     def _same_knowledge(self) -> Tensor:
         """(users,): whether the same is known of another user, although the rank says that no two columns are equal."""
@@ -322,7 +333,7 @@ class _Search:
             self._program(user, time_limit=seconds, excluded=self.columns[user : user + 1].cpu().numpy())
             for user in rest
         ]
-        for user, solution in zip(rest, solve_columns(programs, self.executor, self.progress), strict=True):
+        for user, solution in self._solved(rest, programs):
             if solution.outcome is ColumnOutcome.INFEASIBLE:
                 self.unique[user] = True
             elif solution.column is not None:
