@@ -108,6 +108,11 @@ def recover_participation(
         None if value is None else torch.as_tensor(value).to(device, torch.float64)
         for value in (windows, counts, known, cohort_sizes, examples)
     )
+    if cohort_sizes is not None and cohort_sizes.shape != windows.shape[1:]:
+        raise ValueError(
+            f"expected one cohort size a round, found shape {tuple(cohort_sizes.shape)} for windows of shape "
+            f"{tuple(windows.shape)}; give as many."
+        )
     factors = _factors(reduction, cohort_sizes, examples)
     expected = users or int(counts.shape[0])
     space = signal_space(
@@ -124,6 +129,7 @@ def recover_participation(
         search.deadline = time.monotonic() + time_limit
         search.solve_leftovers()
         search.tell_twins_apart()
+        search.known = analytics  # a proof must not rest on what other users' columns leave of the cohorts
         search.compare_users()
         if certify:
             search.certify()
@@ -231,7 +237,9 @@ class _Search:
             decided = torch.where((fixed < 0) & (remaining == len(left)), 1, decided)
             if torch.equal(decided, fixed):
                 return
-            self.known.fixed[left] = decided
+            fixed = self.known.fixed.clone()
+            fixed[left] = decided
+            self.known = self.known._replace(fixed=fixed)
             before = int(self.found.sum())
             self.find()
             if int(self.found.sum()) == before:
