@@ -19,7 +19,7 @@ from fedprism.solvers.participation.integer_program import (
     ColumnSolution,
     alternatives,
     solve_column,
-    solve_columns,
+    solved_columns,
     solved_columns,
 )
 from planting import disjoint_windows, plant, sums_of
@@ -189,17 +189,16 @@ class OneCrash:
 
 def test_a_lost_program_loses_no_other() -> None:
     one = program(np.zeros((8, 1)), disjoint_windows(8, 4), [2, 2])
-    seen: list[tuple[int, int]] = []
-    solutions = solve_columns([one] * 3, OneCrash(), lambda done, total: seen.append((done, total)))
-    assert [s.outcome for s in solutions] == [ColumnOutcome.FOUND, ColumnOutcome.FAILED, ColumnOutcome.FOUND]
+    solutions = dict(solved_columns([one] * 3, OneCrash()))
+    outcomes = [solutions[index].outcome for index in range(3)]
+    assert outcomes == [ColumnOutcome.FOUND, ColumnOutcome.FAILED, ColumnOutcome.FOUND]
     assert solutions[1].detail == "its process ended"
-    assert seen == [(1, 3), (2, 3), (3, 3)]
 
 
 def test_a_program_that_raises_fails_alone() -> None:
     one = program(np.zeros((8, 1)), disjoint_windows(8, 4), [2, 2])
     broken = replace(one, complement=np.zeros((5, 1)))
-    first, second = solve_columns([broken, one])
+    first, second = (solution for _, solution in solved_columns([broken, one]))
     assert first.outcome is ColumnOutcome.FAILED
     assert first.detail
     assert second.outcome is ColumnOutcome.FOUND
@@ -209,7 +208,10 @@ def test_processes_give_the_same_answers() -> None:
     planted = plant(24, 48)
     sensing = complement(planted.sums)
     programs = [program(sensing, planted.windows, planted.counts[user]) for user in range(6)]
-    here, there = solve_columns(programs), solve_columns(programs, Processes(workers=2))
+    here, there = (
+        [solution for _, solution in sorted(solved_columns(programs, executor), key=lambda found: found[0])]
+        for executor in (None, Processes(workers=2))
+    )
     assert [s.outcome for s in here] == [s.outcome for s in there]
     for one, other in zip(here, there, strict=True):
         np.testing.assert_array_equal(one.column, other.column)

@@ -13,7 +13,7 @@ import fedprism as fp
 from fedprism.attacks import Disaggregation, HoldsClass, Negative, PropertyInference, then
 from fedprism.attacks.property_inference import Property
 from fedprism.client import Protocol
-from fedprism.recipes import disaggregation_fig_6
+from fedprism.recipes import disaggregation_fig_9
 from fedprism.solvers.properties import PropertyStatus, infer_property, telling_tensors, update_features
 
 SHADOWS = 80
@@ -210,5 +210,5 @@ def test_settings_out_of_range_are_refused(change: dict[str, float]) -> None:
 
 def test_both_kinds_count_for_half_of_the_accuracy() -> None:
     marks = torch.tensor([True, False, False, False, False])
-    assert disaggregation_fig_6._balanced(marks, torch.tensor([0.9, 0.1, 0.2, 0.3, 0.4])) == 1.0
-    assert disaggregation_fig_6._balanced(marks, torch.zeros(5)) == 0.5
+    assert disaggregation_fig_9._balanced(marks, torch.tensor([0.9, 0.1, 0.2, 0.3, 0.4])) == 1.0
+    assert disaggregation_fig_9._balanced(marks, torch.zeros(5)) == 0.5

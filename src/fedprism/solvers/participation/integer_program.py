@@ -98,20 +98,6 @@ class Executor(Protocol):
     def run(self, function: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[tuple[int, Any]]: ...
 
 
-def solve_columns(
-    programs: Sequence[ColumnProgram],
-    executor: Executor | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> list[ColumnSolution]:
-    """Solve all programs; what goes wrong in one of them is said in its own solution."""
-    solutions = [ColumnSolution(None, ColumnOutcome.FAILED, "it was not answered")] * len(programs)
-    for done, (index, solution) in enumerate(solved_columns(programs, executor), 1):
-        solutions[index] = solution
-        if progress is not None:
-            progress(done, len(programs))
-    return solutions
-
-
 def solved_columns(
     programs: Iterable[ColumnProgram], executor: Executor | None = None
 ) -> Iterator[tuple[int, ColumnSolution]]:

@@ -43,7 +43,7 @@ Progress = Callable[[int, int], None]
 class UserStatus(StrEnum):
     CERTIFIED = "the only column of zeros and ones that explains the sums and keeps the counts"
     SOLVED = "a column that explains the sums and keeps the counts; that there is no other is not proved"
-    AMBIGUOUS = "several columns explain the sums and keep the counts; the alternatives are listed"
+    AMBIGUOUS = "several columns explain the sums and keep the counts; the alternatives that were found are listed"
     UNCERTAIN = "the likeliest column found; noise leaves others nearly as likely"
     UNSOLVED = "no column that explains the sums was found"
     GIVEN = "determined by the counts alone, or known beforehand"

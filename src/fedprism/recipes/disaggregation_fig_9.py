@@ -195,9 +195,9 @@ def figure(rows: Sequence[Row]) -> str:
 
 
 RECIPE = Recipe(
-    name="disaggregation-fig-6",
+    name="disaggregation-fig-9",
     summary="Property inference on FedAvg updates of LeNet on CIFAR-10: AUC against the number of users in a sum",
-    citation=f"{disaggregated.CITATION}, figure 6",
+    citation=f"{disaggregated.CITATION}, figure 9",
     shown=(AUC, ACCURACY),
     run=run,
     figure=figure,
