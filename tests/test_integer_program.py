@@ -20,7 +20,6 @@ from fedprism.solvers.participation.integer_program import (
     alternatives,
     solve_column,
     solved_columns,
-    solved_columns,
 )
 from planting import disjoint_windows, plant, sums_of
 
