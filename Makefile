@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint bench bench-gpu clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedprism demo
@@ -15,6 +15,13 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# One table of every headline workload beside what one would run instead. FEDPRISM_DATA names the folder with real data.
+bench: $(VENV)/.installed
+	$(BIN)/python benchmarks/bench.py --device cpu
+
+bench-gpu: $(VENV)/.installed
+	$(BIN)/python benchmarks/bench.py --device cuda
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

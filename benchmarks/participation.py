@@ -20,10 +20,8 @@ import torch
 
 from fedprism import devices
 from fedprism.randomness import generator
-from fedprism.recipes.planted_participation import Federation, Planted, plant
+from fedprism.recipes.planted_participation import Federation, Planted, plant, program_seconds
 from fedprism.solvers import recover_participation
-from fedprism.solvers.participation.integer_program import ColumnProgram, solve_column
-from fedprism.solvers.participation.subspace import signal_space
 
 
 def main() -> None:
@@ -62,7 +60,7 @@ def measure(users: int, options: argparse.Namespace, device: torch.device) -> di
         assert bool((proved.matrix.cpu() == planted.matrix)[:, proved.certified.cpu()].all()), (
             "a wrong column is certified"
         )
-    each = [_integer_program(planted, user, options.column_limit) for user in range(options.columns)]
+    each = [program_seconds(planted, user, options.column_limit) for user in range(options.columns)]
     extrapolated = users * sum(each) / len(each) if each else None
     row = {
         "users": users,
@@ -84,33 +82,6 @@ def measure(users: int, options: argparse.Namespace, device: torch.device) -> di
 
 def _seen(planted: Planted) -> tuple[Any, Any, Any]:
     return planted.sums, planted.windows, planted.counts
-
-
-def _integer_program(planted: Planted, user: int, limit: float) -> float:
-    """Seconds for one user's program; the space of the sums, which all users share, is not counted."""
-    sums = planted.sums.cpu()
-    space = signal_space(
-        sums,
-        expected_rank=planted.matrix.shape[1],
-        factors=None,
-        cohort_sizes=None,
-        device=torch.device("cpu"),
-        seed=0,
-    )
-    counts = planted.counts[user].double().numpy()
-    program = ColumnProgram(
-        complement=space.sensing.numpy(),
-        tolerance=1e-5,
-        sums=planted.windows.double().numpy(),
-        lower=counts,
-        upper=counts,
-        fixed=torch.full((len(sums),), -1).numpy(),
-        excluded=torch.zeros(0, len(sums), dtype=torch.bool).numpy(),
-        time_limit=limit,
-    )
-    start = time.perf_counter()
-    solve_column(program)
-    return time.perf_counter() - start
 
 
 def _now(device: torch.device) -> float:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import fedprism as fp
-from fedprism.attacks import ATTACKS, Attack, GradientMatching, PropertyInference
+from fedprism.attacks import ATTACKS, Attack, ClassFishing, Encodings, GradientMatching, PropertyInference
 from fedprism.defenses import DEFENSES, Context, Defense
 from fedprism.types import Update, detached
 
@@ -42,6 +42,10 @@ def quick(name: str) -> Attack:
     attack = ATTACKS[name]()
     if isinstance(attack, PropertyInference):
         return dataclasses.replace(attack, shadows=20)
+    if isinstance(attack, ClassFishing):
+        return dataclasses.replace(attack, matching=dataclasses.replace(attack.matching, iterations=2))  # type: ignore[type-var]
+    if isinstance(attack, Encodings):
+        return dataclasses.replace(attack, inner=dataclasses.replace(attack.inner, iterations=2))  # type: ignore[type-var]
     return dataclasses.replace(attack, iterations=2) if isinstance(attack, GradientMatching) else attack
 
 
@@ -61,8 +65,13 @@ def name() -> str:
 
 @pytest.fixture
 def attacked(name: str, scenario: fp.Scenario) -> fp.Scenario:
-    """The scenario, with batch norm where the attack needs to know its statistics."""
-    if not ATTACKS[name]().needs & STATISTICS:
+    """The scenario, with batch norm where the attack needs to know its statistics, convolutions for mkor."""
+    needs = ATTACKS[name]().needs
+    if name.startswith("mkor"):
+        return dataclasses.replace(scenario, model=chain_of_layers())
+    if "mixing" in needs:
+        return dataclasses.replace(scenario, defense=fp.chain(fp.defenses.MixUp(2), fp.defenses.Prune(0.3)))
+    if not needs & STATISTICS:
         return scenario
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
@@ -71,10 +80,22 @@ def attacked(name: str, scenario: fp.Scenario) -> fp.Scenario:
     return dataclasses.replace(scenario, model=model)
 
 
+def chain_of_layers() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        first = nn.Conv2d(3, 8, 3, padding=1)
+        return nn.Sequential(
+            first, nn.ReLU(), nn.MaxPool2d(4), nn.Flatten(), nn.Linear(8 * 64, 40), nn.ReLU(), nn.Linear(40, 10)
+        )
+
+
 @pytest.fixture
-def observation(attacked: fp.Scenario) -> fp.Observation:
-    threat = fp.threats.honest_but_curious.granting("labels", "defense", "public_data", *STATISTICS)
-    return fp.simulate(attacked, threat, seed=5)[0]
+def observation(name: str, attacked: fp.Scenario) -> fp.Observation:
+    attack = ATTACKS[name]()
+    tampers = "trapdoor" in attack.needs
+    threat = fp.threats.malicious_server if tampers else fp.threats.honest_but_curious
+    threat = threat.granting("labels", "defense", "public_data", "mixing", *STATISTICS)
+    return fp.simulate(attacked, threat, seed=5, server=attack if tampers else None)[0]  # type: ignore[arg-type]
 
 
 def answers(found: fp.Reconstruction) -> dict[str, Tensor]:
@@ -96,7 +117,7 @@ class TestAttack:
     def test_refuses_when_a_need_is_withheld(self, name: str, attacked: fp.Scenario) -> None:
         attack = quick(name)
         for field in attack.needs:
-            granting = fp.threats.honest_but_curious.granting("labels", "public_data", *STATISTICS)
+            granting = fp.threats.honest_but_curious.granting("labels", "public_data", "mixing", *STATISTICS)
             withheld, _ = fp.simulate(attacked, granting.withholding(field))
             with pytest.raises(fp.MissingKnowledge, match=f"'{field}'.*use") as caught:
                 fp.run(attack, withheld)

@@ -158,7 +158,11 @@ def test_every_tensor_of_knowledge_comes_back(tmp_path: Path) -> None:
         cohort_sizes=torch.tensor([2, 3]),
         batchnorm_exact={"norm.mean": torch.rand(3), "norm.var": torch.rand(3)},
         batchnorm_running={"norm.mean": torch.rand(3)},
-        mixing={"mapping": torch.tensor([0, 1]), "coefficients": torch.rand(2, 2)},
+        mixing={
+            "mapping": torch.tensor([[0, 1], [1, 0]]),
+            "coefficients": torch.rand(2, 2),
+            "updates": torch.tensor([0, 0]),
+        },
         public_data=batch(2),
         defense=fp.chain(),
     )

@@ -53,14 +53,39 @@ def test_rows_are_distinct_and_start_with_their_sample(k: int, samples: int, rng
     assert all(len(set(row)) == k and max(row) < samples for row in mixing.partners.tolist())
 
 
-def test_every_sample_is_used_about_equally_often(rng: torch.Generator) -> None:
-    counts = MixUp(4).mixing(2000, rng).partners.flatten().bincount(minlength=2000)
-    # Four permutations but for the few rows that were drawn again.
-    assert float((counts == 4).double().mean()) > 0.98
-    # Where most rows clash, partners are still uniform.
+def test_partners_are_uniform(rng: torch.Generator) -> None:
+    drawn = torch.cat([MixUp(4).mixing(20, rng).partners for _ in range(500)])
+    # Of each sample the 19 others, 3 a mixture: 1,500 draws, 79 of each on average.
+    for own in (0, 7, 19):
+        counts = drawn[drawn[:, 0] == own, 1:].flatten().bincount(minlength=20).double()
+        assert int(counts[own]) == 0
+        others = counts[torch.arange(20) != own]
+        assert float((others - 1500 / 19).square().sum() / (1500 / 19)) < 42.3  # chi-squared, 18 degrees: 1 in 1,000
+    # Where nearly all samples are mixed, every order of them is as likely.
     pairs = torch.cat([MixUp(2).mixing(3, rng).partners for _ in range(2000)])
     first = pairs[pairs[:, 0] == 0, 1]
     assert float((first == 1).double().mean()) == pytest.approx(0.5, abs=5 * 0.5 / 2000**0.5)
+
+
+@pytest.mark.parametrize("defense", [MixUp(4), InstaHide(3), InstaHide(5, cross=some_data(9))], ids=repr)
+def test_a_mixture_hangs_on_seed_and_sample_alone(defense: MixUp) -> None:
+    """Whatever else is in the batch, and in whatever order: a client may also draw an epoch as a whole."""
+    everyone = defense.mixing(50, torch.Generator().manual_seed(3))
+    for own in ([3], [41, 3, 17], list(range(49, -1, -1))):
+        some = defense.mixing(50, torch.Generator().manual_seed(3), torch.tensor(own))
+        assert torch.equal(some.partners, everyone.partners[own])
+        assert torch.equal(some.coefficients, everyone.coefficients[own])
+    other = defense.mixing(50, torch.Generator().manual_seed(4))
+    assert not torch.equal(other.partners, everyone.partners)
+
+
+def test_a_batch_out_of_many_samples_draws_its_own_rows_alone() -> None:
+    """A pool of 2^40 samples: whatever was drawn or held for each of them would not fit into memory."""
+    own = torch.tensor([0, 5, 2**40 - 1])
+    for defense in (MixUp(4), InstaHide(4)):
+        mixing = defense.mixing(2**40, torch.Generator().manual_seed(0), own)
+        assert mixing.partners[:, 0].tolist() == own.tolist()
+        assert int(mixing.partners.max()) < 2**40
 
 
 def test_coefficients_are_dirichlet_below_the_bound(rng: torch.Generator) -> None:

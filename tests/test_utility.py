@@ -14,11 +14,24 @@ from torch import Tensor, nn
 
 import fedprism as fp
 from fedprism import progress, results, utility
-from fedprism.defenses import Context, Defense, DpSgd, GaussianNoise, MixUp, Prune, SecureAggregation
+from fedprism.defenses import (
+    Clip,
+    Context,
+    Defense,
+    DpSgd,
+    EqualLabels,
+    GaussianNoise,
+    InstaHide,
+    MixUp,
+    MseLoss,
+    Prune,
+    Quantize,
+    SecureAggregation,
+    SignCompression,
+    Soteria,
+)
 from fedprism.errors import BadInput
 from fedprism.randomness import generator
-from fedprism.recipes import Outcome, Settings
-from fedprism.recipes import gradattack_table_2 as table
 from fedprism.types import LossFn, Update
 
 
@@ -262,9 +275,47 @@ def test_epsilon_is_of_one_release_an_epoch(data: tuple[fp.Batch, fp.Batch]) -> 
     # Four Gaussian mechanisms with noise 2 are one with noise 1, whose epsilon at 1e-5 is 4.3771 (Balle and Wang).
     assert private.epsilon == pytest.approx(4.3771, abs=1e-3)
     assert (private.delta, private.record().epsilon) == (1e-5, private.epsilon)
+    # The whole training and one release stand next to each other.
+    assert private.release_epsilon == DpSgd(2.0).epsilon()
+    assert "epsilon 4.38 for the whole training, 1.99 for one release, at delta 1e-05" in str(private)
+    assert private.record().scores is not None
+    assert private.record().scores["release_epsilon"] == private.release_epsilon
     mixed = measured(data, fp.chain(MixUp(2), DpSgd(2.0)), epochs=1, batch_size=240, seeds=(0,))
-    assert (mixed.epsilon, mixed.delta) == (None, None), "an example is behind several gradients"
-    assert measured(data, MixUp(2), epochs=1, seeds=(0,)).epsilon is None
+    assert (mixed.epsilon, mixed.release_epsilon, mixed.delta) == (None, None, None)
+
+
+@dataclass(frozen=True)
+class Peeking(Prune):
+    """Prunes, and might look at anything before."""
+
+
+@pytest.mark.parametrize(
+    "defense",
+    [
+        fp.chain(),
+        Prune(0.5),
+        GaussianNoise(0.1),
+        DpSgd(0.0),
+        fp.chain(DpSgd(1.0), DpSgd(1.0)),
+        fp.chain(DpSgd(1.0), Soteria(0.5)),
+        fp.chain(Soteria(0.5), DpSgd(1.0)),
+        fp.chain(MixUp(2), DpSgd(1.0)),
+        fp.chain(InstaHide(2), DpSgd(1.0)),
+        fp.chain(EqualLabels(1), DpSgd(1.0)),
+        fp.chain(DpSgd(1.0), Peeking(0.5)),
+    ],
+    ids=repr,
+)
+def test_no_epsilon_is_claimed_where_no_accountant_holds(defense: Defense) -> None:
+    assert utility.guarantee(defense, 5, 1e-5) is None
+
+
+def test_what_works_on_the_noised_mean_leaves_the_guarantee_as_it_is() -> None:
+    plain = utility.guarantee(DpSgd(1.0), 5, 1e-5)
+    assert plain == (DpSgd(1.0).epsilon(steps=5), DpSgd(1.0).epsilon(), 1e-5)
+    others = Prune(0.5), Clip(1.0), Quantize(8), GaussianNoise(0.1), SecureAggregation(), MseLoss(), SignCompression()
+    for other in others:
+        assert utility.guarantee(fp.chain(other, DpSgd(1.0)), 5, 1e-5) == plain
 
 
 def test_training_that_diverges_says_so(data: tuple[fp.Batch, fp.Batch]) -> None:
@@ -343,126 +394,3 @@ def test_pairing_grows_with_the_square_and_inversion_does_not() -> None:
 def test_costs_of_nothing_are_refused(changes: dict[str, float], words: str) -> None:
     with pytest.raises(BadInput, match=words):
         utility.attack_cost(**{"images": 10, **changes})  # type: ignore[arg-type]
-
-
-# --- the curious client ----------------------------------------------------------------------------------------------
-
-
-def of_the_others(observation: fp.Observation) -> fp.Observation:
-    """The mean gradient of all other clients: how the global model moved, less what one added to it oneself."""
-    (seen,), known = observation.rounds, observation.knowledge
-    assert observation.model is not None
-    assert known.public_data is not None
-    own = fp.local_update(
-        observation.model,
-        seen.params,
-        known.public_data,
-        loss=fp.losses.cross_entropy,
-        protocol=fp.FedSGD(),
-        rng=torch.Generator(),
-    ).update
-    others = seen.clients - 1
-    update = {
-        name: (-seen.clients / (known.local_lr or 0) * moved - own[name]) / others
-        for name, moved in seen.update.items()
-    }
-    rest = dataclasses.replace(seen, update=update, kind="gradient", clients=others)
-    return dataclasses.replace(observation, rounds=(rest,))
-
-
-@pytest.mark.parametrize("clients", [2, 5, 9])
-def test_another_client_inverts_the_difference_of_two_global_models(clients: int, photos: fp.data.ImageSet) -> None:
-    """With two clients the difference is the other's gradient; with more, it is a mixture that has to be taken apart.
-
-    Reading single rows off the first layer then leaves some without an answer and finds mixtures for the others.
-    Separation still finds everyone, but not whose each image is.
-    """
-    model = fp.models.build("fc2", input_shape=(3, 32, 32), hidden=64, classes=photos.classes, seed=0).double()
-    drawn = photos.draw(clients, torch.Generator().manual_seed(0))
-    held = [fp.Batch(drawn.inputs[[k]].double(), drawn.labels[[k]]) for k in range(clients)]
-    scenario = fp.Scenario(model=model, clients=held, protocol=fp.FedSGD(lr=0.1))
-    observation, truth = fp.simulate(scenario, fp.threats.curious_client, seed=0)
-    assert set(truth.owners or ()) == {f"client-{k}" for k in range(1, clients)}
-    rest = of_the_others(observation)
-    read_off, separated = (
-        fp.score(fp.run(attack, rest, seed=0), truth, metrics=("psnr",)).values["psnr"]
-        for attack in (fp.attacks.dense_inversion(), fp.attacks.cocktail_party())
-    )
-    assert all(value is not None and value > 100 for value in separated)
-    if clients == 2:
-        assert all(value is not None and value > 100 for value in read_off)
-    else:
-        assert None in read_off
-        assert all(value is None or value < 40 for value in read_off)
-
-
-# --- the table that puts price and leakage side by side --------------------------------------------------------------
-
-
-def test_the_table_has_the_papers_numbers() -> None:
-    by_label = {case.label: case for case in table.CASES}
-    assert len(by_label) == 8
-    assert by_label["none"].paper_leakage(1) == "0.19 / 0.02"
-    assert by_label["GradPrune 0.9 + Intra-InstaHide 4"].paper_leakage(32) == "0.73 / 0.65"
-    assert by_label["none"].paper_leakage(8) is None
-    assert all(len(case.paper) == len(table.SIZES) for case in table.CASES)
-    # The paper's orderings: more pruning leaks less, and InstaHide with pruning leaks least.
-    averages = {label: [average for average, _ in case.paper] for label, case in by_label.items()}
-    for weaker, stronger in (("none", "GradPrune 0.9"), ("GradPrune 0.9", "GradPrune 0.99")):
-        assert all(a < b for a, b in zip(averages[weaker], averages[stronger], strict=True))
-    assert max(averages, key=lambda label: sum(averages[label])) == "GradPrune 0.9 + Intra-InstaHide 4"
-
-
-@pytest.mark.parametrize("label", ["MixUp 4", "Intra-InstaHide 4"])
-def test_perfect_encodings_are_decoded_to_the_images(label: str) -> None:
-    """What the decoding stage is told is what was mixed: without an error on the encodings there is none left."""
-    case = next(case for case in table.CASES if case.label == label)
-    data = table.photos()
-    images = data.attacked[:6]
-    epochs = [table.encode(case, images, data.network(0), 0, epoch) for epoch in range(4)]
-    encodings = torch.cat([encoded.inputs for encoded, _ in epochs])
-    assert not torch.equal(epochs[0][0].inputs, epochs[1][0].inputs), "every epoch mixes anew"
-    answer = table.decoded(case, encodings, [mixing for _, mixing in epochs], len(images), seed=0)
-    outcome = table.scored([answer], images, data, Settings(quick=True, device="cpu"))
-    assert outcome.mean("PSNR") > 30
-    shuffled = [mixing for _, mixing in reversed(epochs)]
-    wrong = table.decoded(case, encodings, shuffled, len(images), seed=0)
-    assert table.scored([wrong], images, data, Settings(quick=True, device="cpu")).mean("PSNR") < 20
-
-
-def test_average_best_and_spread_are_over_all_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FEDPRISM_DATA", raising=False)
-    data = table.photos()
-    images = data.attacked[:3]
-    mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in data.normalization)
-    pixels = images.inputs * std + mean
-    moved = (torch.where(pixels < 0.5, pixels + 0.1, pixels - 0.1) - mean) / std  # 20 dB off
-    answers = [fp.Reconstruction(inputs=moved[:2]), fp.Reconstruction(inputs=images.inputs[2:])]
-    outcome = table.scored(answers, images, data, Settings(quick=True, device="cpu"))
-    assert outcome.values["PSNR"][0] > 20.1
-    alike = table.scored([fp.Reconstruction(inputs=moved)], images, data, Settings(quick=True, device="cpu"))
-    assert [alike.mean(name) for name in ("PSNR", "best PSNR", "std of PSNR")] == pytest.approx([20, 20, 0], abs=1e-3)
-
-
-def test_the_quick_table_runs_and_says_naive_and_adaptive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FEDPRISM_DATA", raising=False)
-    monkeypatch.setattr(table, "CASES", (*table.CASES[:2], table.CASES[4], table.CASES[7]))
-    settings = Settings(quick=True, sizes=(2,), iterations=3, device="cpu")
-    rows = {row.cell["defense"]: row for row in table.run(settings, lambda doing: None)}
-    assert len(rows) == 4
-    for label, row in rows.items():
-        assert row.entries["accuracy, %, paper"] is None, "the paper's numbers are not for these photographs"
-        assert (row.entries["adaptive"] is None) == (label == "none"), "there is nothing to adapt to"
-        assert all(math.isfinite(entry.mean("PSNR")) for entry in row.entries.values() if isinstance(entry, Outcome))
-    assert rows["none"].entries["drop"] == 0.0
-    accuracy = rows["none"].entries["accuracy, %"]
-    assert isinstance(accuracy, float)
-    assert accuracy > 50
-    decoding = rows["MixUp 4"].entries["adaptive"]
-    assert isinstance(decoding, Outcome)
-    assert len(decoding.seconds) == 4, "two batches in each of two epochs"
-
-
-def test_more_batches_than_images_are_refused() -> None:
-    with pytest.raises(BadInput, match="at most 40 images to attack, found 80"):
-        next(table.run(Settings(quick=True, sizes=(16,), batches=5, iterations=1, device="cpu"), lambda doing: None))

@@ -4,8 +4,9 @@ Huang, Gupta, Song, Li, Arora, "Evaluating Gradient Inversion Attacks and Defens
 who is given the statistics of the private batch (BN_exact) sees far more than who has only the running ones (BN_proxy,
 BN_infer). Statistics are mappings with "LAYER.mean" and "LAYER.var" for every batch-norm layer.
 
-- Exact statistics are those of what the client's layers were fed. Their variance is the biased one (divided by the
-  number of values n), because that is what batch norm divides by: the private batch has them exactly.
+- Exact statistics are those of what the client's layers were fed, mixtures where a defense mixes samples. Their
+  variance is the biased one (divided by the number of values n), because that is what batch norm divides by: the
+  private batch has them exactly.
 - Running statistics are the buffers of the model that was sent. PyTorch averages unbiased variances (n - 1) into them,
   and that is what the guess's are compared with.
 
@@ -162,9 +163,14 @@ def _some_layers(model: nn.Module, choice: str) -> dict[str, _BatchNorm]:
 
 def _given(knowledge: Knowledge, field: str, layers: dict[str, _BatchNorm], params: Update) -> dict[str, Moments]:
     """Each layer's statistics out of a field of Knowledge, where the parameters lie, once they are seen to fit."""
-    statistics: Update | None = getattr(knowledge, field)
+    statistics: Update | tuple[Update, ...] | None = getattr(knowledge, field)
     if statistics is None:
         raise MissingKnowledge("the attacker's batch norm", field)
+    if isinstance(statistics, tuple):
+        raise NotApplicable(
+            f"an attack on one update expects its statistics in {field}, found those of {len(statistics)} updates; "
+            "hand it one update with its own."
+        )
     like = next(iter(params.values()))
     return {
         name: Moments(*(_checked(statistics, f"{name}.{part}", field, layer).to(like) for part in Moments._fields))

@@ -1,7 +1,8 @@
 """The command line: one short function a command.
 
-Exit codes: 0 done; 2 bad input, missing knowledge or a method that does not apply; 3 an error of fedprism itself; 130
-interrupted. torch is imported inside the commands, so that `fedprism --help` answers at once.
+Exit codes: 0 done; 1 a gate of an audit is closed; 2 bad input, missing knowledge or a method that does not apply; 3 an
+error of fedprism itself; 130 interrupted. torch is imported inside the commands, so that `fedprism --help` answers at
+once.
 """
 
 from __future__ import annotations
@@ -19,11 +20,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedprism.errors import BadInput, FedprismError
+from fedprism.errors import BadInput, FedprismError, out_of_memory
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from torch import nn
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -102,7 +102,7 @@ def attack(
     device: Device = None,
 ) -> None:
     """Attack a captured update. The attack's own settings are flags too: `fedprism list attacks` names them."""
-    from fedprism import flags, io, results, running, scoring
+    from fedprism import factory, flags, io, results, running, scoring
     from fedprism.attacks import ATTACKS
     from fedprism.checks import row
     from fedprism.metrics import METRICS
@@ -113,7 +113,7 @@ def attack(
     chosen, folders = flags.apply(capture, row(ATTACKS, name, "method of attack")(), siblings=siblings)
     if len(folders) != 1:
         raise BadInput(f"expected one capture folder, found {' and '.join(folders) or 'none'}; name one.")
-    observation = io.load(folders[0], model=_from_factory(model) if model else None)
+    observation = io.load(folders[0], model=factory.from_factory(model) if model else None)
     known = scoring.load_truth(truth) if truth else None
     wanted = [word.strip() for word in metrics.split(",")]
     for word in wanted:  # before a long computation, not after it
@@ -143,6 +143,93 @@ def attack(
     console.print(results.summary(record, files))
     if scores:
         console.print(str(scores), highlight=False)
+
+
+@app.command()
+def audit(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN.toml", help="The plan; `fedprism plan init` writes one.")],
+    output: Output = Path("fedprism-audit"),
+    resume: Annotated[bool, typer.Option("--resume", help="Finish an audit that was stopped.")] = False,
+    workers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Cells at a time, a process each.")] = None,
+    ray: Annotated[str | None, typer.Option(metavar="ADDRESS", help="A Ray cluster, or local to start one.")] = None,
+    fail_above: Annotated[
+        list[str] | None,
+        typer.Option(metavar="METRIC=VALUE", help="Exit with 1 if a mean lies above; max-METRIC: if any sample does."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the grid, its time and its memory.")] = False,
+    data_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder with the data sets; else FEDPRISM_DATA names it.")
+    ] = None,
+    device: Device = None,
+) -> None:
+    """Run every cell of a plan: what leaks, to whom, and what defenses change. Killed at any time, --resume goes on."""
+    from fedprism.audit import command
+
+    code = command.carry_out(
+        plan,
+        output,
+        console=_console(),
+        errors=_console(stderr=True),
+        resume=resume,
+        workers=workers,
+        ray=ray,
+        fail_above=fail_above or (),
+        dry_run=dry_run,
+        data_dir=data_dir,
+        device=device,
+    )
+    raise typer.Exit(code)
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR", help="The folder of an audit; two with --compare.")],
+    compare: Annotated[bool, typer.Option("--compare", help="What changed between two audits.")] = False,
+    show_images: Annotated[
+        bool | None,
+        typer.Option(
+            "--show-images/--redact",
+            help="Show private samples, or scores alone: the default for captures and for files of your own.",
+        ),
+    ] = None,
+    open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="The page; else in the audit's folder.")
+    ] = None,
+) -> None:
+    """Write the report of an audit as one HTML file, or what changed between two audits."""
+    from fedprism import report
+
+    wanted = 2 if compare else 1
+    if len(folders) != wanted:
+        raise BadInput(f"expected {wanted} folder{'s' if compare else ''} of audits, found {len(folders)}; name them.")
+    if compare:
+        page = report.write_comparison(*folders, output=output)
+    else:
+        page = report.write(folders[0], show_images=show_images, output=output)
+    _console().print(f"The report: {page}", soft_wrap=True)
+    if open_page:
+        typer.launch(page.resolve().as_uri())
+
+
+plans = typer.Typer(help="Write plans for `fedprism audit`.", no_args_is_help=True)
+app.add_typer(plans, name="plan")
+
+
+@plans.command("init")
+def plan_init(
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The plan.")] = Path("plan.toml"),
+    model: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="A model of `fedprism list models`, or pkg.module:factory.")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(metavar="DATA", help="A data set of `fedprism list data`, or your folder, npz or csv.")
+    ] = None,
+) -> None:
+    """Write a commented plan; without a model one on embedded photographs that runs in about a minute."""
+    from fedprism.audit import command
+
+    command.write_plan(output, model, data, _console())
 
 
 @app.command()
@@ -195,6 +282,42 @@ def reproduce(
     console.print(f"The table with its pictures: {folder / 'table.md'}")
 
 
+@app.command()
+def inspect(
+    model_file: Annotated[Path, typer.Argument(metavar="MODEL.safetensors", help="The model that a client was sent.")],
+    reference: Annotated[
+        Path | None, typer.Option(metavar="REF.safetensors", help="The model of the round before, or a trusted one.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="PKG.MODULE:FACTORY", help="Function that returns the model; this imports your code."),
+    ] = None,
+    batch: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Samples of your own: safetensors with inputs and labels.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON with all evidence instead of a table.")] = False,
+) -> None:
+    """Look for signs of tampering in a model before training on it; exit code 1 where something is serious."""
+    from fedprism import factory, inspection
+    from fedprism.inspection import files, rendering
+
+    found = inspection.inspect(
+        files.tensors(model_file),
+        reference=files.tensors(reference) if reference is not None else None,
+        model=factory.from_factory(model) if model is not None else None,
+        batch=files.batch(batch) if batch is not None else None,
+    )
+    if json:
+        typer.echo(rendering.as_json(found))
+    else:
+        console = _console()
+        if found.findings:
+            console.print(rendering.table(found))
+        console.print(rendering.summary(found))
+    if found.serious:
+        raise typer.Exit(1)
+
+
 @app.command("list")
 def list_table(table: Annotated[Table, typer.Argument(help="What to list.")]) -> None:
     """List what there is, by the names that commands, captures and records use."""
@@ -230,7 +353,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _complain(f"expected a usable file or folder, found {error}; check its name, permissions and disk.")
     except Exception as error:
-        if _out_of_memory(error):
+        if out_of_memory(error):
             return _complain("expected enough memory for this attack, found too little; use a smaller model or batch.")
         if os.environ.get("FEDPRISM_DEBUG") == "1":
             traceback.print_exc()
@@ -246,36 +369,6 @@ def _complain(sentence: str, code: int = 2) -> int:
     line = " ".join(sentence.split())
     print("fedprism:", "".join(c if c.isprintable() else "?" for c in line), file=sys.stderr)
     return code
-
-
-def _out_of_memory(error: Exception) -> bool:
-    """torch has a class of its own for GPUs and none for the CPU's memory."""
-    return isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__ or "allocate memory" in str(error)
-
-
-def _from_factory(text: str) -> nn.Module:
-    """The model that `pkg.module:factory` returns. This imports code, because a person typed its name."""
-    import importlib
-
-    from torch import nn
-
-    module, _, factory = text.partition(":")
-    here = os.getcwd()
-    sys.path.insert(0, here)  # the console script, unlike `python -m`, does not look there
-    try:
-        model = getattr(importlib.import_module(module), factory)()
-    except (Exception, SystemExit) as error:
-        raise BadInput(
-            f"expected --model pkg.module:factory, a function that returns the model without arguments, found '{text}' "
-            f"({type(error).__name__}: {error}); correct the name or the function."
-        ) from error
-    finally:
-        sys.path.remove(here)
-    if not isinstance(model, nn.Module):
-        raise BadInput(
-            f"expected --model {text} to return a torch.nn.Module, found {type(model).__name__}; return the model."
-        )
-    return model
 
 
 def _whole_numbers(text: str) -> tuple[int, ...]:

@@ -27,5 +27,14 @@ class BadCapture(FedprismError):
     """A capture on disk is malformed, hostile or incomplete."""
 
 
+class BadPlan(FedprismError):
+    """The plan of an audit is malformed, or asks for what cannot be."""
+
+
 class BadInput(FedprismError):
     """Another argument, file or data set is not what was expected."""
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out: torch has a class of its own for GPUs and none for the CPU's memory."""
+    return isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__ or "allocate memory" in str(error)

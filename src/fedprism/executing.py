@@ -107,10 +107,16 @@ class Processes(EvaluableRepr):
 class RayCluster(EvaluableRepr):
     """A Ray cluster whose machines have fedprism installed; without an address a local one for the time of the run.
 
-    A cluster that this process is connected to already is used as it is, and stays connected.
+    A cluster that this process is connected to already is used as it is, and stays connected. `gpus`: how much of a GPU
+    each task asks for; a task that asks for none sees none.
     """
 
     address: str | None = None
+    gpus: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.gpus < math.inf:
+            raise BadInput(f"expected gpus to be a number of at least 0, found {self.gpus}; 1 is a whole one.")
 
     def run(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Outcomes[Result]:
         try:
@@ -128,7 +134,7 @@ class RayCluster(EvaluableRepr):
             )
         waiting: dict[Any, int] = {}
         try:
-            remote: Any = ray.remote(max_retries=0)(_attempt)
+            remote: Any = ray.remote(max_retries=0, num_gpus=self.gpus)(_attempt)
             waiting = {remote.remote(function, task): index for index, task in enumerate(tasks)}
             while waiting:
                 reference = ray.wait(list(waiting))[0][0]

@@ -55,14 +55,14 @@ def models() -> Table:
 def data() -> Table:
     from fedprism.data import DATASETS
     from fedprism.data.ondisk import OnDisk
+    from fedprism.data.tabular import TABLES
 
-    def described(name: str) -> str:
-        loader = DATASETS[name]
+    def described(loader: Callable[..., object]) -> str:
         if not isinstance(loader, OnDisk):
             return _summary(loader)
         return f"your own files: {', '.join(place for place, _ in loader.places)}"
 
-    rows = ((name, described(name), _settings(loader)) for name, loader in DATASETS.items())
+    rows = ((name, described(loader), _settings(loader)) for name, loader in {**DATASETS, **TABLES}.items())
     return _table(("data set", "what it is", "settings"), rows)
 
 

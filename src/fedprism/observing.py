@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -12,13 +13,14 @@ from torch import Tensor
 from fedprism import losses
 from fedprism.batchnorm import batchnorm_layers, exact_statistics, running_statistics
 from fedprism.client import FedAvg
-from fedprism.defenses.base import Chain, Defense
+from fedprism.defenses.base import Defense
 from fedprism.errors import BadInput
 from fedprism.federation import Answer, Draw, aggregate, name_of, part_size, trained_names
 from fedprism.randomness import generator, seeded_layers
 from fedprism.scenario import Scenario
 from fedprism.threats import ThreatModel
-from fedprism.types import Knowledge, Round, Update
+from fedprism.types import Knowledge, Reduction, Round, Update
+from fedprism.watching import Step, Watched, mixes, parts_of, step_statistics
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,26 @@ class View:
     scenario: Scenario
     threat: ThreatModel
     participation: Tensor
+
+    @cached_property
+    def watched(self) -> Watched:
+        """The defense, with an eye on what it hands to the networks."""
+        scenario = self.scenario
+        parts = {name_of(client): part_size(scenario, client) for client in range(len(scenario.clients))}
+        return Watched(scenario.defense, parts if self._mixes_with_all else {}, keeps=self.looks_inside)
+
+    def watching(self) -> Scenario:
+        """The scenario that is played: with the watched defense where it is needed, which then draws the samples."""
+        if not self.looks_inside and not self._mixes_with_all:
+            return self.scenario
+        return replace(
+            self.scenario, defense=self.watched, fraction=1.0 if self._mixes_with_all else self.scenario.fraction
+        )
+
+    @property
+    def _mixes_with_all(self) -> bool:
+        """Whether clients mix the part of their data that they train on with all of it."""
+        return self.scenario.fraction < 1 and mixes(self.scenario.defense) is not None
 
     @property
     def one_by_one(self) -> bool:
@@ -40,19 +62,54 @@ class View:
         told = not self.threat.grants.isdisjoint({"cohort_sizes", "participation"})
         return told or bool(self.participation.all())
 
-    def of_round(self, sent: Round, answers: Sequence[Answer], after: Update) -> list[Round]:
-        """The round as it is seen: client by client, the aggregate, or the movement of the global model."""
+    @property
+    def tells_mixing(self) -> bool:
+        """Whether it is told which samples a defense mixed."""
+        told = not self.threat.grants.isdisjoint({"mixing", "mapping"})
+        return told and mixes(self.scenario.defense) is not None
+
+    @property
+    def looks_inside(self) -> bool:
+        """Whether anything it is told, or what clients send, takes a look at what their networks were fed."""
+        soft = "labels" in self.threat.grants and mixes(self.scenario.defense) is not None
+        return soft or self.tells_mixing or "batchnorm_exact" in self.threat.grants or self.scenario.sends_buffers
+
+    def steps(self, draw: Draw) -> list[Step]:
+        """The local steps of a client in a round."""
+        return self.watched.steps[name_of(draw.client), draw.round]
+
+    def of_round(self, sent: Round, answers: Sequence[Answer], after: Update, left: Sequence[Update]) -> list[Round]:
+        """The round as it is seen: client by client, the aggregate, or the movement of the global model.
+
+        `left` are the clients' buffers after their training, none where they are not sent.
+        """
         kind, reduction = self.scenario.protocol.kind, self.scenario.aggregation
         if self.one_by_one:
             return [
-                replace(sent, update=answer.update, kind=kind, participants=(name_of(answer.draw.client),))
-                for answer in answers
+                replace(
+                    sent,
+                    update=answer.update,
+                    kind=kind,
+                    participants=(name_of(answer.draw.client),),
+                    buffers_after=left[number] if left else None,
+                )
+                for number, answer in enumerate(answers)
             ]
+        if left:
+            sent = replace(sent, buffers_after=mean_buffers(answers, left, reduction))
         clients = len(answers) if self.knows_cohorts else len(self.scenario.clients)
         trained = trained_names(self.scenario.model)
         if self.threat.participates:
             delta = {name: after[name] - sent.params[name] for name in trained}
-            return [replace(sent, update=delta, kind="delta", clients=clients)]
+            return [
+                replace(
+                    sent,
+                    update=delta,
+                    kind="delta",
+                    reduction="weighted_mean" if reduction == "weighted_mean" else "mean",
+                    clients=clients,
+                )
+            ]
         named = "participation" in self.threat.grants
         sized = named and "examples" in self.threat.grants  # sizes alone may tell who took part
         return [
@@ -95,9 +152,11 @@ class View:
             counts=(windows.long() @ self.participation.long()).T.contiguous() if windows is not None else None,
             participation=self.participation,
             cohort_sizes=self.participation.sum(1),
+            mixing=self._mixing(drawn),
             defense=scenario.defense,
         )
-        return everything.restricted_to(self.threat.grants)
+        also = {"mixing"} if "mapping" in self.threat.grants else frozenset[str]()
+        return everything.restricted_to(self.threat.grants | also)
 
     def _batch_size(self, drawn: Sequence[Draw]) -> int | tuple[int, ...] | None:
         """How many samples are behind each update: behind an aggregate, the union of the cohort's batches."""
@@ -111,29 +170,36 @@ class View:
             totals[draw.round] += len(draw.samples)
         return totals[0] if len(set(totals)) == 1 else tuple(totals)
 
-    def _batchnorm_exact(self, rounds: Sequence[Round], drawn: Sequence[Draw]) -> Update | None:
-        """The statistics of what the batch-norm layers of the one client are fed, with the parameters it was sent.
-
-        Of all the samples of its round: for FedSGD that is the forward pass behind the gradient.
-        """
+    def _batchnorm_exact(self, rounds: Sequence[Round], drawn: Sequence[Draw]) -> Update | tuple[Update, ...] | None:
+        """The statistics of what the batch-norm layers of each client were fed, one entry an update."""
         scenario = self.scenario
         if "batchnorm_exact" not in self.threat.grants:
-            return None  # a forward pass for nothing
+            return None  # forward passes for nothing
         if not batchnorm_layers(scenario.model):
             return {}
-        if len(drawn) != 1:
+        if not self.one_by_one and len(drawn) > 1:
             raise BadInput(
-                f"expected one client's one update to grant batchnorm_exact, found {len(drawn)} updates; "
-                "simulate the clients one by one, or grant batchnorm_running."
+                f"expected updates of single clients to grant batchnorm_exact, found aggregates of {len(drawn)} "
+                "updates, behind which there are no statistics of one batch; see clients one by one, or grant "
+                "batchnorm_running."
             )
-        if changing := [part for part in _parts(scenario.defense) if type(part).on_batch is not Defense.on_batch]:
-            raise BadInput(
-                f"expected a defense that feeds the network the client's own batch to grant batchnorm_exact, found "
-                f"{changing[0]!r}; give the client the batch that it makes, or grant batchnorm_running."
-            )
+        each = tuple(self._statistics(seen, draw) for seen, draw in zip(rounds, drawn, strict=True))
+        return each if len(each) > 1 else each[0]
+
+    def _statistics(self, sent: Round, draw: Draw) -> Update:
+        """Of the one local step, what the network was fed; of several, all the samples with the parameters sent."""
+        scenario, steps = self.scenario, self.steps(draw)
         model = copy.deepcopy(scenario.model).cpu().train(scenario.training)
-        inputs = scenario.clients[drawn[0].client].inputs[drawn[0].samples].cpu()
-        sent = rounds[0]
+        if len(steps) == 1:
+            return step_statistics(model, sent.buffers_before or {}, steps[0])
+        changing = [part for part in parts_of(scenario.defense) if type(part).on_batch is not Defense.on_batch]
+        if changing:
+            raise BadInput(
+                f"expected one local step to grant batchnorm_exact where a defense changes batches, found "
+                f"{len(steps)} steps with {changing[0]!r}, each with statistics of its own; let clients take one step, "
+                "or grant batchnorm_running."
+            )
+        inputs = scenario.clients[draw.client].inputs[draw.samples].cpu()
         with torch.no_grad(), seeded_layers(generator(0, "batchnorm_exact")):
             return exact_statistics(model, sent.params, sent.buffers_before or {}, inputs)
 
@@ -146,8 +212,51 @@ class View:
             return tuple(
                 data.labels[used] if len(used) else data.labels for data, used in zip(clients, trained_on, strict=True)
             )
-        each = tuple(clients[draw.client].labels[draw.samples] for draw in drawn)
+        each = tuple(self._fed_labels(draw) for draw in drawn)
         return each if len(rounds) > 1 else torch.cat(each)
+
+    def samples(self, drawn: Sequence[Draw]) -> list[Tensor]:
+        """For each client the samples that are behind any update: those it trained on and, if told, what was mixed."""
+        behind = list(drawn)
+        if self.tells_mixing and self._mixes_with_all:
+            behind += [
+                draw._replace(samples=step.mixing.partners.flatten())
+                for draw in drawn
+                for step in self.steps(draw)
+                if step.mixing is not None
+            ]
+        return samples_by_client(self.scenario, behind)
+
+    def _fed_labels(self, draw: Draw) -> Tensor:
+        """The labels behind an update: those of the mixtures where samples are mixed, each once."""
+        own = self.scenario.clients[draw.client].labels[draw.samples]
+        if "labels" not in self.threat.grants or mixes(self.scenario.defense) is None:
+            return own
+        fed = torch.cat([step.fed.labels.cpu() for step in self.steps(draw)])
+        return fed if len(fed) == len(own) else own
+
+    def _mixing(self, drawn: Sequence[Draw]) -> Update | None:
+        """What was mixed in every step of every client, samples numbered as the truth lists them."""
+        if not self.tells_mixing:
+            return None
+        numbers, count = list[Tensor](), 0
+        for client, used in enumerate(self.samples(drawn)):
+            number = torch.full((len(self.scenario.clients[client]),), -1)
+            number[used] = torch.arange(count, count + len(used))
+            numbers.append(number)
+            count += 0 if self.threat.participates and client == 0 else len(used)
+        found: dict[str, list[Tensor]] = {"mapping": [], "coefficients": [], "updates": []}
+        for place, draw in enumerate(drawn):
+            if self.threat.participates and draw.client == 0:
+                continue  # its own samples it knows
+            for mixing in (step.mixing for step in self.steps(draw)):
+                assert mixing is not None
+                mixed = mixing.partners if self._mixes_with_all else draw.samples[mixing.partners]
+                found["mapping"].append(numbers[draw.client][mixed])
+                found["coefficients"].append(mixing.coefficients)
+                found["updates"].append(torch.full((len(mixing.partners),), place if self.one_by_one else draw.round))
+        kept = found if "mixing" in self.threat.grants else {n: found[n] for n in ("mapping", "updates")}
+        return {name: torch.cat(tensors) for name, tensors in kept.items()}
 
 
 def samples_by_client(scenario: Scenario, drawn: Sequence[Draw]) -> list[Tensor]:
@@ -158,8 +267,17 @@ def samples_by_client(scenario: Scenario, drawn: Sequence[Draw]) -> list[Tensor]
     return [mask.nonzero().flatten() for mask in used]
 
 
-def _parts(defense: Defense) -> tuple[Defense, ...]:
-    return defense.defenses if isinstance(defense, Chain) else (defense,)
+def mean_buffers(answers: Sequence[Answer], left: Sequence[Update], reduction: Reduction) -> Update:
+    """The server's mean of the clients' buffers, weighted as their updates are; counters are rounded."""
+    sizes = [len(answer.draw.samples) if reduction == "weighted_mean" else 1 for answer in answers]
+    shares = torch.tensor(sizes, dtype=torch.float64) / sum(sizes)
+    means = {
+        name: torch.einsum("c,c...->...", shares, torch.stack([own[name].double() for own in left])) for name in left[0]
+    }
+    return {
+        name: (mean if left[0][name].dtype.is_floating_point else mean.round()).to(left[0][name].dtype)
+        for name, mean in means.items()
+    }
 
 
 def _examples(scenario: Scenario, drawn: Sequence[Draw]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Pages for people: one HTML file with everything inside, no script, nothing fetched from anywhere."""
+"""Pages for people: one HTML file with everything inside, nothing fetched from anywhere."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 from torch import Tensor
 
 from fedprism import demo as audit
@@ -48,7 +49,7 @@ def demo(outcomes: Sequence[audit.Outcome], seed: int) -> str:
     ]
     groups = [(title, list(group)) for title, group in groupby(sections, key=lambda s: s.outcome.case.target.title)]
     page: str = (
-        _environment()
+        environment()
         .get_template("demo.html.j2")
         .render(
             headline=audit.headline(outcomes),
@@ -64,7 +65,8 @@ def demo(outcomes: Sequence[audit.Outcome], seed: int) -> str:
     return page
 
 
-def _environment() -> Environment:
+def environment() -> Environment:
+    """What every page is made with."""
     # Autoescape for every template: names of attacks, captures and classes are text, never markup.
     return Environment(
         loader=PackageLoader("fedprism"),
@@ -72,7 +74,15 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=_printable,
     )
+
+
+def _printable(value: object) -> object:
+    """Characters that turn a line around or cannot be seen do not reach a page."""
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in value)
 
 
 def _pictures(outcome: audit.Outcome) -> tuple[Picture, ...]:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fedprism import losses
 from fedprism.checks import row, shown
 from fedprism.defenses import DEFENSES, Defense, chain
+from fedprism.defenses.mixup import Told
 from fedprism.errors import BadCapture, BadInput
 from fedprism.models import build
 from fedprism.schema import (
@@ -26,6 +27,7 @@ from fedprism.schema import (
     MANIFEST,
     MOST_MANIFEST_BYTES,
     PLAIN_FIELDS,
+    ROUND_FIELDS,
     TENSOR_FIELDS,
     TRAPDOOR_FILE,
     UPDATE_FIELDS,
@@ -53,6 +55,8 @@ def load(folder: str | os.PathLike[str], *, model: nn.Module | None = None) -> O
         classes = _classes(outline, described.knowledge) if model is None else None
         parts = None if described.of_aggregates else len(rounds)
         knowledge = _read_knowledge(described.knowledge, capture, parts, classes)
+        if knowledge.mixing is not None:
+            Told.of(knowledge.mixing, len(rounds))
         trapdoor = capture.optional(TRAPDOOR_FILE)
         capture.check_finite()
         # A model that is handed in stays the caller's: its mode is not changed.
@@ -328,7 +332,7 @@ def _read_tensors(file: TensorFile, rounds: int | None, examples: tuple[int, ...
         field, _, part = name.partition(".")
         if name == "labels" or name in TENSOR_FIELDS:
             values[name] = file[name]
-        elif part and field in ("labels", "public_data", *UPDATE_FIELDS):
+        elif part and field.partition("[")[0] in ("labels", "public_data", *UPDATE_FIELDS):
             groups.setdefault(field, {})[part] = file[name]
         else:
             raise BadCapture(f"expected knowledge fields in {file.name}, found {shown(name)}; remove or rename it.")
@@ -346,6 +350,17 @@ def _read_tensors(file: TensorFile, rounds: int | None, examples: tuple[int, ...
         values["labels"] = tuple(_exactly(file, "labels", parts, map(str, range(count))))
     if "public_data" in groups:
         values["public_data"] = Batch(*_exactly(file, "public_data", groups.pop("public_data"), ("inputs", "labels")))
+    for field in ROUND_FIELDS:
+        if split := [name for name in groups if name.startswith(f"{field}[")]:
+            wanted = [f"{field}[{number}]" for number in range(rounds or 0)]
+            if field in groups or sorted(split) != sorted(wanted):
+                raise BadCapture(
+                    f"expected '{field}' once or as {field}[0], ... for each round seen client by client in "
+                    f"{file.name}, found {shown(sorted(split))}; correct it."
+                )
+            values[field] = tuple(groups.pop(name) for name in wanted)
+    if odd := next((name for name in groups if name not in UPDATE_FIELDS), None):
+        raise BadCapture(f"expected knowledge fields in {file.name}, found {shown(odd)}; remove or rename it.")
     return {**values, **groups}
 
 

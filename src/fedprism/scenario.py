@@ -28,7 +28,11 @@ class Scenario:
     not exist, so that where aggregates are means, a round of nobody is drawn again, and refused where it is given.
 
     With `frozen` the server sends the same model every round. `window` lets device analytics count how often each
-    client took part in every `window` rounds. In each round a client trains on a random `fraction` of its data.
+    client took part in every `window` rounds. In each round a client trains on a random `fraction` of its data;
+    a defense that mixes samples mixes these with all of it.
+
+    With `sends_buffers` clients send their buffers (batch-norm statistics) along, as software that sends whole state
+    dicts does, and the server averages them; without, they stay as they are.
     """
 
     model: nn.Module
@@ -46,6 +50,7 @@ class Scenario:
     frozen: bool = False
     window: int | None = None
     fraction: float = 1.0
+    sends_buffers: bool = False
 
     def __post_init__(self) -> None:
         if not self.clients or self.rounds < 1:
@@ -89,6 +94,11 @@ def check_fits(model: nn.Module, data: Batch, number: int) -> None:
 
 def _check_batch(data: Batch, number: int) -> None:
     inputs, labels = data.inputs, data.labels
+    if not isinstance(labels, Tensor):
+        raise BadInput(
+            f"expected labels for client {number}, which training and some defenses need, found {shown(labels)}; "
+            "give Batch(inputs, labels)."
+        )
     if len(inputs) == 0 or len(inputs) != len(labels):
         raise BadInput(
             f"expected as many labels as inputs and at least one of each for client {number}, "

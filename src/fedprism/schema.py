@@ -28,7 +28,9 @@ LOCAL_FIELDS = ("local_lr", "local_epochs", "local_batch_size", "local_momentum"
 TENSOR_FIELDS = {"windows": 2, "counts": 2, "participation": 2, "cohort_sizes": 1}
 """Knowledge that is one tensor, and how many dimensions it has. Labels, whose shape varies, are a case of their own."""
 UPDATE_FIELDS = ("batchnorm_exact", "batchnorm_running", "mixing")
-"""Knowledge that is a mapping of tensors: written as `field.name`."""
+"""Knowledge that is a mapping of tensors: written as `field.name`, or `field[0].name`, ... where each round has one."""
+ROUND_FIELDS = ("batchnorm_exact",)
+"""Those of them that may be one mapping a round."""
 
 Size = Annotated[int, Field(ge=1, le=2**31)]
 Count = Annotated[int, Field(ge=0, le=2**31)]

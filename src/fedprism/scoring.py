@@ -14,7 +14,7 @@ from torch import Tensor
 from fedprism import metrics as metric_table
 from fedprism.checks import row
 from fedprism.errors import BadInput
-from fedprism.metrics import LpipsUnavailable, Metric, avd_floor
+from fedprism.metrics import LpipsUnavailable, Metric, avd_floor, mse_matrix
 from fedprism.pixels import stretched, to_pixels
 from fedprism.truth import Truth, load_truth, save_truth
 from fedprism.types import Ambiguity, Reconstruction, Update, is_soft
@@ -179,7 +179,7 @@ def match(reconstruction: Reconstruction, truth: Truth) -> Match:
     original = to_pixels(truth.inputs, truth.bounds, truth.normalization)
     # (versions, samples, ...): what the reconstruction looks like under each choice of an undetermined sign or scale
     versions = torch.stack(_versions(reconstruction, truth))
-    errors = torch.stack([_pairwise_mse(version, original) for version in versions])
+    errors = torch.stack([mse_matrix(version, original) for version in versions])
     cost, version_of = errors.min(dim=0)
     pairs = _assign(cost, order_known="order" not in reconstruction.ambiguity)
     rows: list[int | None] = [None] * len(original)
@@ -203,12 +203,6 @@ def _versions(reconstruction: Reconstruction, truth: Truth) -> list[Tensor]:
         return [full, 1 - full] if "sign" in reconstruction.ambiguity else [full]
     signs = (1, -1) if "sign" in reconstruction.ambiguity else (1,)
     return [to_pixels(sign * inputs, truth.bounds, truth.normalization) for sign in signs]
-
-
-def _pairwise_mse(found: Tensor, truth: Tensor) -> Tensor:
-    """(found, truth) mean squared errors."""
-    first, second = found.flatten(1), truth.flatten(1)
-    return torch.stack([(first - sample).square().mean(1) for sample in second], dim=1)
 
 
 def _assign(cost: Tensor, *, order_known: bool) -> list[tuple[int, int]]:

@@ -15,12 +15,13 @@ from fedprism import devices
 from fedprism.defenses.base import Context
 from fedprism.errors import BadInput
 from fedprism.federation import Answer, Draw, answers, name_of, participation, step
-from fedprism.observing import View, samples_by_client
+from fedprism.observing import View, mean_buffers
 from fedprism.randomness import generator
 from fedprism.scenario import Scenario, check_fits
 from fedprism.threats import ThreatModel
 from fedprism.truth import Truth
 from fedprism.types import Observation, Round, Update, detached
+from fedprism.watching import buffers_after, check_mixes_once
 
 __all__ = ["Scenario", "Tamperer", "simulate"]
 
@@ -71,13 +72,16 @@ def simulate(
         params, trapdoor = server.tamper(model, params, generator(seed, "tamper"))
 
     view = View(scenario, threat, chosen)
+    if not threat.grants.isdisjoint({"mixing", "mapping"}):
+        check_mixes_once(scenario.defense)
+    played = view.watching()
     cohorts = [(index, row.nonzero().flatten().tolist()) for index, row in enumerate(chosen)]
-    to_one_model = answers(scenario, trainer, params, buffers, cohorts, seed) if scenario.frozen else None
+    to_one_model = answers(played, trainer, params, buffers, cohorts, seed) if scenario.frozen else None
     rounds: list[Round] = []
     drawn: list[Draw] = []
     contributions = _Contributions(scenario, view)
     for index, cohort in cohorts:
-        answering = to_one_model or answers(scenario, trainer, params, buffers, [(index, cohort)], seed)
+        answering = to_one_model or answers(played, trainer, params, buffers, [(index, cohort)], seed)
         given = list(islice(answering, len(cohort)))
         if given:
             context = Context(model=model, params=params, round=index)
@@ -87,10 +91,13 @@ def simulate(
             given = [answer._replace(update=update) for answer, update in zip(given, updates, strict=True)]
         after = step(params, given, scenario)
         sent = Round(index=index, params=params, update={}, buffers_before=buffers or None)
-        rounds.extend(view.of_round(sent, given, after))
+        left = _buffers_left(view, model, buffers, given)
+        rounds.extend(view.of_round(sent, given, after, left))
         drawn.extend(answer.draw for answer in given)
         contributions.add(given)
         params = after
+        if left and not scenario.frozen:
+            buffers = mean_buffers(given, left, scenario.aggregation)
 
     observation = Observation(
         model=model if "model" in threat.grants else None,
@@ -101,6 +108,13 @@ def simulate(
         source=f"simulated for {threat.name}, seed {seed}",
     )
     return observation, _truth(view, drawn, contributions)
+
+
+def _buffers_left(view: View, model: nn.Module, buffers: Update, given: Sequence[Answer]) -> list[Update]:
+    """Each client's buffers after its training, where they are sent."""
+    if not view.scenario.sends_buffers or not buffers:
+        return []
+    return [buffers_after(model, buffers, view.steps(answer.draw)) for answer in given]
 
 
 class _Contributions:
@@ -134,8 +148,8 @@ class _Contributions:
 def _truth(view: View, drawn: Sequence[Draw], contributions: _Contributions) -> Truth:
     scenario = view.scenario
     behind = [(draw.client, draw.samples) for draw in drawn]
-    if scenario.frozen or not view.one_by_one:  # each sample once, not once a round
-        behind = list(enumerate(samples_by_client(scenario, drawn)))
+    if scenario.frozen or not view.one_by_one or view.tells_mixing:  # each sample once, not once a round
+        behind = list(enumerate(view.samples(drawn)))
     attacked = [(client, samples) for client, samples in behind if not (view.threat.participates and client == 0)]
     return Truth(
         inputs=torch.cat([scenario.clients[client].inputs[samples] for client, samples in attacked]).detach().clone(),

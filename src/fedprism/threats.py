@@ -10,7 +10,8 @@ from fedprism.errors import BadInput
 from fedprism.naming import nearest
 from fedprism.types import KNOWLEDGE_FIELDS
 
-GRANTABLE = KNOWLEDGE_FIELDS | {"model", "trapdoor"}
+GRANTABLE = KNOWLEDGE_FIELDS | {"model", "trapdoor", "mapping"}
+"""What can be granted. "mapping" is the weaker form of "mixing": which samples were mixed, not with what weights."""
 
 
 @dataclass(frozen=True)

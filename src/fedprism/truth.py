@@ -27,7 +27,8 @@ class Truth:
     """The private samples behind an observation, one row each, and whose they are.
 
     inputs (samples, *input_shape) in the model's input space; `bounds` and `normalization` turn them into pixels.
-    Where clients are seen one by one and the model changes, a sample is listed for each update it is behind, else once.
+    Where clients are seen one by one and the model changes, a sample is listed for each update it is behind; else, or
+    where the attacker is told which samples were mixed, once.
 
     participation (rounds, clients) bool says who took part. Where only aggregates are seen, of one round or of a model
     that stays as it is, `updates` has what each client contributed, the mean over its rounds, None if it had none.

@@ -71,7 +71,12 @@ class Knowledge:
     `batch_size` is the number of samples behind an update, a tuple with one entry a round where rounds differ;
     `examples` is what each client trains on in a round, one entry a client. `labels` belong to the one update, or are a
     tuple: one entry a round where clients are seen one by one (`attacks.PerClient` hands each its part), one entry a
-    client where several aggregates are seen.
+    client where several aggregates are seen. Under a defense that mixes samples they are those of the mixtures.
+
+    `batchnorm_exact` belongs to the one update too, or is a tuple with one entry a round. `mixing` says of every
+    mixture that a network was fed: "mapping" (mixtures, k) which samples are in it, "coefficients" (mixtures, k) with
+    what weight, left out where only the mapping is known, "updates" (mixtures,) behind which of the rounds it is. The
+    mixtures of an update are in the order in which they were fed; samples are numbered through all clients.
 
     Of R rounds and C clients: participation (R, C) bool, cohort_sizes (R,), windows (W, R) bool which rounds a window
     holds, counts (C, W) how often a client took part in each, NaN or -1 where unknown. Clients are called client-0,
@@ -89,7 +94,7 @@ class Knowledge:
     local_epochs: int | None = None
     local_batch_size: int | None = None
     local_momentum: float | None = None
-    batchnorm_exact: Update | None = None
+    batchnorm_exact: Update | tuple[Update, ...] | None = None
     batchnorm_running: Update | None = None
     public_data: Batch | None = None
     windows: Tensor | None = None

@@ -132,7 +132,10 @@ def _knowledge_tensors(knowledge: Knowledge) -> dict[str, Tensor]:
     elif knowledge.labels is not None:
         tensors["labels"] = knowledge.labels
     for name in UPDATE_FIELDS:
-        tensors.update({f"{name}.{key}": tensor for key, tensor in (getattr(knowledge, name) or {}).items()})
+        value = getattr(knowledge, name) or {}
+        fields = {f"{name}[{number}]": part for number, part in enumerate(value)} if isinstance(value, tuple) else {}
+        for field, update in (fields or {name: value}).items():
+            tensors.update({f"{field}.{key}": tensor for key, tensor in update.items()})
     if knowledge.public_data is not None:
         tensors["public_data.inputs"] = knowledge.public_data.inputs
         tensors["public_data.labels"] = knowledge.public_data.labels

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedprism.attacks.base import Attack, PerClient, Reduced, Reduction, Then, then
+from fedprism.attacks.class_fishing import ClassFishing, class_fishing
 from fedprism.attacks.cocktail_party import CocktailParty, cocktail_party
+from fedprism.attacks.curious_client import OtherClients, OthersStatus
 from fedprism.attacks.dense_inversion import DenseInversion, dense_inversion
 from fedprism.attacks.disaggregation import Disaggregation, disaggregation
+from fedprism.attacks.encodings import Encodings, VariationOfMagnitude, instahide_decoding, mixup_decoding
 from fedprism.attacks.gradient_matching import (
     GradientMatching,
     Labels,
@@ -23,14 +26,21 @@ from fedprism.attacks.gradient_matching import (
     mixing_orthogonal,
     uniform_start,
 )
+from fedprism.attacks.imprint import Imprint, imprint
+from fedprism.attacks.mkor import Mkor, mkor, mkor_inconspicuous
+from fedprism.attacks.mkor_filters import Disguise
+from fedprism.attacks.mkor_head import Reference
 from fedprism.attacks.property_inference import HoldsClass, Negative, PropertyInference, property_inference
+from fedprism.attacks.side_by_side import SideBySide, side_by_side
 from fedprism.batchnorm import Normalise, Pull
 from fedprism.executing import Processes, RayCluster, Serial
 from fedprism.solvers.features import FeatureInversion
+from fedprism.solvers.graphs import Engine
 from fedprism.solvers.ica import StudentICA
 from fedprism.solvers.matching import LBFGS, Adam, cosine, squared_error
 from fedprism.solvers.priors import Orthogonality, TotalVariation
 from fedprism.solvers.published import CocktailObjective, embedding_objective
+from fedprism.solvers.windows import Smoothest, midpoint, softened_midpoint
 
 ATTACKS: dict[str, Callable[[], Attack]] = {
     "dense-inversion": dense_inversion,
@@ -47,6 +57,12 @@ ATTACKS: dict[str, Callable[[], Attack]] = {
     "cocktail-party": cocktail_party,
     "disaggregation": disaggregation,
     "property-inference": property_inference,
+    "mixup-decoding": mixup_decoding,
+    "instahide-decoding": instahide_decoding,
+    "class-fishing": class_fishing,
+    "imprint": imprint,
+    "mkor": mkor,
+    "mkor-inconspicuous": mkor_inconspicuous,
 }
 
 __all__ = [
@@ -54,17 +70,25 @@ __all__ = [
     "LBFGS",
     "Adam",
     "Attack",
+    "ClassFishing",
     "CocktailObjective",
     "CocktailParty",
     "DenseInversion",
     "Disaggregation",
+    "Disguise",
+    "Encodings",
+    "Engine",
     "FeatureInversion",
     "GradientMatching",
     "HoldsClass",
+    "Imprint",
     "Labels",
+    "Mkor",
     "Negative",
     "Normalise",
     "Orthogonality",
+    "OtherClients",
+    "OthersStatus",
     "PerClient",
     "Processes",
     "PropertyInference",
@@ -72,13 +96,18 @@ __all__ = [
     "RayCluster",
     "Reduced",
     "Reduction",
+    "Reference",
     "Serial",
+    "SideBySide",
+    "Smoothest",
     "StudentICA",
     "Then",
     "TotalVariation",
+    "VariationOfMagnitude",
     "bn_exact",
     "bn_infer",
     "bn_proxy",
+    "class_fishing",
     "cocktail_party",
     "cosine",
     "dense_inversion",
@@ -87,11 +116,19 @@ __all__ = [
     "embedding_objective",
     "gaussian_start",
     "idlg",
+    "imprint",
+    "instahide_decoding",
     "inverting_gradients",
+    "midpoint",
     "mixing_angle",
     "mixing_l2",
     "mixing_orthogonal",
+    "mixup_decoding",
+    "mkor",
+    "mkor_inconspicuous",
     "property_inference",
+    "side_by_side",
+    "softened_midpoint",
     "squared_error",
     "then",
     "uniform_start",

@@ -134,7 +134,7 @@ class PerClient(Reduction):
 
     @property
     def uses(self) -> frozenset[str]:
-        return frozenset({"batch_size", "labels"})
+        return frozenset({"batch_size", "labels", "batchnorm_exact"})
 
     def reduce(self, observation: Observation) -> tuple[Observation, ...]:
         knowledge = observation.knowledge
@@ -150,6 +150,7 @@ class PerClient(Reduction):
                     knowledge,
                     batch_size=_entry(knowledge.batch_size, number),
                     labels=_entry(knowledge.labels, number),
+                    batchnorm_exact=_entry(knowledge.batchnorm_exact, number),
                 ),
             )
             for number, part in enumerate(observation.rounds)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from fedprism import losses
-from fedprism.batchnorm import Normalise, buffers_of, normalised
-from fedprism.client import FedAvg, FedSGD, Protocol, local_update
-from fedprism.defenses.base import Chain, Defense
+from fedprism.batchnorm import Normalise, batchnorm_layers, buffers_of, normalised
+from fedprism.client import FedAvg, FedSGD, Protocol, batch_gradient, local_update
+from fedprism.defenses.base import Chain, Context, Defense, chain
+from fedprism.defenses.pruning import Prune
 from fedprism.errors import BadInput, MissingKnowledge, NotApplicable
+from fedprism.solvers.priors import Moments, channel_moments
+from fedprism.solvers.twice import for_second_derivatives
 from fedprism.types import Batch, LossFn, Observation, Round, Update
 
 FORWARD_NEEDS = frozenset({"model", "loss"})
@@ -51,6 +55,65 @@ class Forward:
         return [answer.update[name] for name in self.names]
 
 
+class QuickForward:
+    """The same as a Forward, set up once for the many times that gradient matching asks and differentiates it.
+
+    Layers are put together for second derivatives (`solvers.twice`), and nothing on the way waits for the device, so
+    that a whole iteration can be captured. What looks at single examples, or at the batch, goes the client's own way.
+    """
+
+    def __init__(self, forward: Forward, *, channels_last: bool = False) -> None:
+        self.plain = leaves_batch_alone(forward.defense)
+        self.model = for_second_derivatives(forward.model) if self.plain else forward.model
+        self.forward = dataclasses.replace(forward, model=self.model)
+        self.loss = forward.defense.on_loss(forward.loss)
+        layout = torch.channels_last if channels_last else torch.preserve_format
+        self.params = {
+            name: p.detach().to(memory_format=layout if p.dim() == 4 else torch.preserve_format)
+            for name, p in forward.params.items()
+        }
+        self.trained = {name: self.params[name].clone().requires_grad_() for name in forward.names}
+        self.frozen = {name: p for name, p in self.params.items() if name not in self.trained}
+        self.scratch = {name: tensor.detach().clone() for name, tensor in forward.buffers.items()}
+        # What batch norm writes into its buffers in train mode it never reads there: one copy does for all iterations.
+        normalising = tuple(f"{name}." for name in batchnorm_layers(forward.model))
+        self.rewritten = [name for name in self.scratch if not name.startswith(normalising)]
+
+    @property
+    def direct(self) -> bool:
+        """Whether one gradient of the whole batch is all there is to it."""
+        return self.plain and isinstance(self.forward.protocol, FedSGD)
+
+    def moments_in_passing(self, *, unbiased: bool) -> Callable[[Tensor], list[Moments]]:
+        """What `layer_moments` would say of the inputs that were asked for last, without a pass of its own."""
+        found: dict[str, Moments] = {}
+        for name, layer in batchnorm_layers(self.model).items():
+
+            def watch(layer: nn.Module, args: tuple[Tensor, ...], name: str = name) -> None:
+                found[name] = channel_moments(args[0], unbiased=unbiased)
+
+            layer.register_forward_pre_hook(watch)
+        return lambda inputs: [found[name] for name in batchnorm_layers(self.model)]
+
+    def __call__(self, inputs: Tensor, labels: Tensor) -> list[Tensor]:
+        forward = self.forward
+        if not self.direct:
+            return forward(inputs, labels)
+        for name in self.rewritten:
+            self.scratch[name].copy_(forward.buffers[name])
+        held, batch = {**self.frozen, **self.scratch}, Batch(inputs, labels)
+        update = batch_gradient(self.model, self.trained, held, batch, self.loss, create_graph=True)
+        here = Context(model=self.model, params=self.params, batch=batch)
+        update = forward.defense.on_update(update, here, torch.Generator())
+        return [update[name] for name in forward.names]
+
+
+def leaves_batch_alone(defense: Defense) -> bool:
+    """Whether a defense looks neither at the batch before the gradient nor at single examples' gradients."""
+    parts = defense.defenses if isinstance(defense, Chain) else (defense,)
+    return not defense.per_example and all(type(part).on_batch is Defense.on_batch for part in parts)
+
+
 def forward_model(
     observation: Observation,
     seen: Round,
@@ -86,8 +149,58 @@ def forward_model(
         names=names,
         loss=losses.resolve(knowledge.loss),
         protocol=protocol,
-        defense=known.deterministic(seen.update) if known is not None else Chain(),
+        defense=repeatable(known, seen) if known is not None else Chain(),
     )
+
+
+def repeatable(defense: Defense, seen: Round) -> Defense:
+    """Every part of a defense that an attacker can repeat, in order; of pruning one client's update, `SmallerThanSent`.
+
+    In a sum over clients an entry may be missing from some updates and not from others, so that its size says nothing.
+    """
+    parts = defense.defenses if isinstance(defense, Chain) else (defense,)
+    return chain(
+        *(
+            SmallerThanSent.of(seen.update)
+            if isinstance(part, Prune) and seen.clients == 1
+            else part.deterministic(seen.update)
+            for part in parts
+        )
+    )
+
+
+@dataclass(frozen=True)
+class SmallerThanSent(Defense):
+    """Pruning as an attacker can follow it: an entry that was not sent counts by what it exceeds the smallest sent one.
+
+    Comparing the entries that were sent alone forgets that the others are known to be small, comparing all of them
+    with zero wants them smaller than they were; the true batch loses nothing here, and the objective stays continuous.
+    `sent` says which entries were sent, `smallest` how large the smallest of a tensor's is, as a share of the length
+    of all that were: later parts of the defense may have scaled them.
+    """
+
+    sent: Update
+    smallest: Update
+
+    @classmethod
+    def of(cls, observed: Update) -> SmallerThanSent:
+        sent = {name: tensor != 0 for name, tensor in observed.items()}
+        return cls(sent, {name: _smallest_share(tensor) for name, tensor in observed.items()})
+
+    def on_update(self, update: Update, context: Context, rng: torch.Generator) -> Update:
+        return {name: self._compared(tensor, name) for name, tensor in update.items() if name in self.sent}
+
+    def _compared(self, tensor: Tensor, name: str) -> Tensor:
+        sent = self.sent[name]
+        limit = self.smallest[name] * torch.linalg.vector_norm(tensor.detach() * sent)
+        return torch.where(sent, tensor, tensor - tensor.clamp(-limit, limit))
+
+
+def _smallest_share(tensor: Tensor) -> Tensor:
+    """The smallest magnitude above zero over the length; 0 where all are zero, since pruning always keeps an entry."""
+    magnitude = tensor.abs()
+    smallest = torch.where(magnitude > 0, magnitude, torch.inf).amin() / torch.linalg.vector_norm(tensor)
+    return torch.where(smallest.isfinite(), smallest, 0.0)
 
 
 def local_protocol(observation: Observation, seen: Round) -> FedAvg:

@@ -7,7 +7,8 @@ NeurIPS 2021 (batch-norm statistics); Eloul et al., "Mixing Gradients Strategies
 Differs from the papers in: L-BFGS uses a line search, without which many starts diverge; the iterate and the restart
 returned are the ones with the smallest objective; `inverting_gradients` lets three starts race within the iterations of
 one, because a bad start ends in a poor minimum that the objective shows early; deltas of several local steps go through
-the client's own training.
+the client's own training; who knows of pruning also uses that what was not sent is smaller than what was
+(`forward.SmallerThanSent`).
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from torch import Tensor
 
 from fedprism import losses, progress
 from fedprism.attacks.base import Attack, only_round
-from fedprism.attacks.forward import FORWARD_NEEDS, FORWARD_USES, Forward, forward_model, input_box
+from fedprism.attacks.forward import FORWARD_NEEDS, FORWARD_USES, Forward, QuickForward, forward_model, input_box
 from fedprism.attacks.structure import trace
 from fedprism.batchnorm import FIELDS, Normalise, Pull, pull_prior
 from fedprism.checks import choice
 from fedprism.errors import BadInput, MissingKnowledge, NotApplicable
+from fedprism.solvers.graphs import Engine
 from fedprism.solvers.labels import label_counts
 from fedprism.solvers.matching import (
     LBFGS,
@@ -87,10 +89,11 @@ class GradientMatching(Attack):
     restarts: how many random starts; the one with the smallest objective is returned. With `race`, each start gets only
     this share of the iterations, and the best of them all that are left: the total is that of one full run.
     unroll: repeat the client's local steps for a delta; without it the delta is read as one gradient.
-    adaptive: put the defense, where it is known, into the forward model.
+    adaptive: put every part of the defense that can be repeated, where it is known, into the forward model.
     normalise: by which statistics batch-norm layers normalise the guess.
     pull: towards which statistics the guess's own are drawn, by a prior of weight `pull_weight`: the sum over the
     batch-norm layers of the l2 distances of means and of variances (`solvers.moments_distance`).
+    engine: how iterations are run; the diagnostics say how they were.
     """
 
     distance: Distance = cosine
@@ -108,6 +111,7 @@ class GradientMatching(Attack):
     normalise: Normalise = Normalise.CLIENT
     pull: Pull = Pull.NONE
     pull_weight: float = 1e-3
+    engine: Engine = Engine()  # noqa: RUF009 (frozen)
 
     citation: ClassVar[str] = (
         "Zhu et al. 2019 (DLG); Zhao et al. 2020 (iDLG); Geiping et al. 2020; Huang et al. 2021; Eloul et al. 2022"
@@ -167,6 +171,7 @@ class GradientMatching(Attack):
                 "normalise": self.normalise.value,
                 "pull": self.pull.value,
                 "pull_distance": _distance(pull, best.inputs),
+                "stepping": best.stepping,
             },
         )
 
@@ -191,12 +196,15 @@ class GradientMatching(Attack):
         heat = int(self.race * self.iterations)
         total = self.iterations if heat else self.iterations * self.restarts
         box, runs, done = input_box(observation), list[Matching](), 0
+        quick = QuickForward(forward, channels_last=self.engine.channels_last)
+        if pull is not None and quick.direct:
+            pull = replace(pull, moments_of=quick.moments_in_passing(unbiased=self.pull is Pull.RUNNING))
         priors: tuple[Prior, ...] = self.priors if pull is None else (*self.priors, pull)
 
         def gradients_of(inputs: Tensor, logits: Tensor | None) -> list[Tensor]:
             labels = given.fixed if logits is None else torch.softmax(logits, dim=1)
             assert labels is not None
-            return forward(inputs, labels)
+            return quick(inputs, labels)
 
         def attempt(start: Tensor, label_start: Tensor | None, iterations: int) -> None:
             nonlocal done
@@ -214,12 +222,15 @@ class GradientMatching(Attack):
                     tolerance=self.tolerance,
                     box=box,
                     progress=lambda step, _: progress.report(done + step, total),
+                    engine=self.engine,
                 )
             )
             done += iterations
 
         for _ in range(self.restarts):
             start = self.start((batch, *(observation.knowledge.input_shape or ())), rng).to(like)
+            if self.engine.channels_last and start.dim() == 4:
+                start = start.contiguous(memory_format=torch.channels_last)
             label_start = torch.randn(batch, given.classes, generator=rng).to(like) if joint else None
             attempt(start, label_start, heat or self.iterations)
         if heat:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedprism.checks import shown
 from fedprism.defenses.base import Context
-from fedprism.defenses.mixup import Mixing, MixUp, draw_coefficients, draw_partners, mixed_from, soft_labels
+from fedprism.defenses.mixup import Chance, Mixing, MixUp, draw_coefficients, draw_partners, mixed_from, soft_labels
 from fedprism.errors import BadInput
 from fedprism.types import Batch
 
@@ -62,10 +62,14 @@ class InstaHide(MixUp):
                 f"found {samples} and {len(self.cross)}; lower k or give more data."
             )
         own = torch.arange(samples) if own is None else own
-        others = torch.rand(len(own), len(self.cross), generator=rng).topk(public, dim=1).indices
-        partners = torch.cat([draw_partners(own, samples, PRIVATE_MIXED, rng), samples + others], dim=1)
+        chance = Chance.out_of(rng, own)
+        partner = draw_partners(chance, samples, PRIVATE_MIXED - 1, besides=own)
+        others = samples + draw_partners(chance, len(self.cross), public, first=PRIVATE_MIXED)
         share = (PRIVATE_MIXED, PRIVATE_SHARE)
-        return Mixing(partners, draw_coefficients(len(own), self.k, self.bound, rng, private=share))
+        return Mixing(
+            torch.cat([own.unsqueeze(1), partner, others], dim=1),
+            draw_coefficients(chance, self.k, self.bound, private=share),
+        )
 
     def on_batch(self, batch: Batch, context: Context, rng: torch.Generator) -> Batch:
         pool, own = mixed_from(batch, context)

@@ -5,7 +5,8 @@ coefficients as a defense by Huang, Gupta, Song, Li, Arora, "Evaluating Gradient
 Federated Learning", NeurIPS 2021.
 
 Differs from the published code in: the mixture of a sample starts with that sample and belongs to its index, so that a
-short last batch gets its own mixtures; over an epoch these are the published mixtures in another order.
+short last batch gets its own mixtures; partners are uniform for each mixture on its own, where the published ones come
+from permutations of the whole data, which cost more with every sample that a client holds.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ from fedprism.checks import shown, whole
 from fedprism.defenses.base import Chain, Context, Defense
 from fedprism.errors import BadInput
 from fedprism.randomness import seeded_layers
-from fedprism.types import Batch, is_soft
+from fedprism.types import Batch, Update, is_soft
 
 MOST_MIXED = 64
 OWN_SHARE = 3.0
 """The first coefficient's Dirichlet parameter; that of the others is 1."""
 MOST_REDRAWS = 10_000
+REDRAWN_TOGETHER = 8
 
 
 class Mixing(NamedTuple):
@@ -47,13 +49,56 @@ class Mixing(NamedTuple):
         ).sum(0)
 
 
+class Told(NamedTuple):
+    """What an attacker was told about mixtures: `Knowledge.mixing`, once it is seen to be in order."""
+
+    mapping: Tensor
+    coefficients: Tensor | None
+    updates: Tensor
+
+    @classmethod
+    def of(cls, given: Update, rounds: int) -> Told:
+        """The table out of a field of Knowledge about `rounds` updates."""
+        if not {"mapping", "updates"} <= set(given) <= {"mapping", "coefficients", "updates"}:
+            raise BadInput(
+                f"expected 'mapping', 'updates' and perhaps 'coefficients' in mixing, found {shown(sorted(given))}; "
+                "give these and no others."
+            )
+        mapping, coefficients, updates = given["mapping"], given.get("coefficients"), given["updates"]
+        # Every sample has a mixture of its own, so no number is beyond how many entries there are.
+        if mapping.dtype != torch.int64 or mapping.dim() != 2 or not _within(mapping, mapping.numel()):
+            raise BadInput(
+                f"expected mixing's mapping as int64 (mixtures, k) of samples counted from 0, found {mapping.dtype} of "
+                f"shape {tuple(mapping.shape)} or numbers that are no samples; correct it."
+            )
+        if updates.dtype != torch.int64 or updates.shape != mapping.shape[:1] or not _within(updates, rounds):
+            raise BadInput(
+                f"expected mixing's updates as int64, for each mixture one of {rounds} rounds counted from 0, found "
+                f"{updates.dtype} of shape {tuple(updates.shape)} or other numbers; correct it."
+            )
+        if coefficients is not None and not (
+            coefficients.dtype.is_floating_point
+            and coefficients.shape == mapping.shape
+            and bool(((coefficients >= 0) & (coefficients <= 1)).all())
+        ):
+            raise BadInput(
+                f"expected mixing's coefficients from 0 to 1, of shape {tuple(mapping.shape)} as the mapping's, found "
+                f"{coefficients.dtype} of shape {tuple(coefficients.shape)} or other numbers; correct or withhold them."
+            )
+        return cls(mapping, coefficients, updates)
+
+
+def _within(numbers: Tensor, most: int) -> bool:
+    return numbers.numel() > 0 and bool(((numbers >= 0) & (numbers < most)).all())
+
+
 @dataclass(frozen=True)
 class MixUp(Defense):
     """Replaces every sample by an average of itself and k - 1 other ones, and its label by that of their labels.
 
     The coefficients are Dirichlet(3, 1, ..., 1), the 3 for the sample itself, drawn again until none is above `bound`.
-    Partners are distinct. They come from all that the client trains on in the round, where the context has it, else
-    from the batch. Every step mixes anew. In a chain it comes before what else changes batches.
+    Partners are distinct. They come from all that the client holds, where the context has it, else from the batch.
+    Every step mixes anew. In a chain it comes before what else changes batches.
     """
 
     k: int = 4
@@ -71,14 +116,17 @@ class MixUp(Defense):
     def mixing(self, samples: int, rng: torch.Generator, own: Tensor | None = None) -> Mixing:
         """The next mixtures out of `rng`, on the CPU: a row for each of `own`, all of a client's `samples` unless said.
 
-        This is the first thing that is drawn for a batch, so whoever has the generator can repeat it.
+        This is the first thing that is drawn for a batch, so whoever has the generator can repeat it. One number is
+        drawn; it and a sample's index decide the mixture of that sample, whatever else is in the batch.
         """
         if samples < self.k:
             raise BadInput(
                 f"expected at least k = {self.k} samples to mix, found {samples}; lower k or give the client more data."
             )
         own = torch.arange(samples) if own is None else own
-        return Mixing(draw_partners(own, samples, self.k, rng), draw_coefficients(len(own), self.k, self.bound, rng))
+        chance = Chance.out_of(rng, own)
+        partners = torch.cat([own.unsqueeze(1), draw_partners(chance, samples, self.k - 1, besides=own)], dim=1)
+        return Mixing(partners, draw_coefficients(chance, self.k, self.bound))
 
     def on_batch(self, batch: Batch, context: Context, rng: torch.Generator) -> Batch:
         pool, own = mixed_from(batch, context)
@@ -98,48 +146,98 @@ def mixed_from(batch: Batch, context: Context) -> tuple[Batch, Tensor]:
     return pool, context.indices.cpu()
 
 
-def draw_partners(own: Tensor, samples: int, k: int, rng: torch.Generator) -> Tensor:
-    """(own, k): rows of one of `own` and k - 1 others out of `samples`; but for clashes, no column repeats a sample."""
-    columns = [torch.randperm(samples, generator=rng)[: len(own)] for _ in range(k - 1)]
-    partners = torch.stack([own, *columns], dim=1)
-    in_order = partners.sort(dim=1).values
-    clashing = (in_order[:, 1:] == in_order[:, :-1]).any(1).nonzero().flatten()
-    # Rows with a repeat are drawn again, uniformly: the k smallest of random keys, the own one below all others.
-    for some in torch.split(clashing, 1024):
-        keys = torch.rand(len(some), samples, generator=rng)
-        keys[torch.arange(len(some)), own[some]] = -1.0
-        partners[some] = keys.topk(k, dim=1, largest=False).indices
-    return partners
+class Chance(NamedTuple):
+    """Random numbers that belong to samples: the same ones in whichever batch and order a sample comes."""
+
+    key: int
+    own: Tensor
+    """(rows,) the samples."""
+
+    @classmethod
+    def out_of(cls, rng: torch.Generator, own: Tensor) -> Chance:
+        return cls(int(torch.randint(2**62, (), generator=rng)), own)
+
+    def uniform(self, first: int, count: int, rows: Tensor | None = None) -> Tensor:
+        """(rows, count) in (0, 1), in double precision: the numbers from `first` on of these rows, of all unless said.
+
+        Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", 2014 (figure 15): its mixing function on
+        the key, the sample and the number. Whole numbers overflow silently, as they are meant to.
+        """
+        samples = (self.own if rows is None else self.own[rows]).unsqueeze(1)
+        numbers = torch.arange(first, first + count)
+        bits = _scrambled(_scrambled(self.key + samples * _GOLDEN) + numbers * _GOLDEN)
+        uniform: Tensor = (_shifted(bits, 11).double() + 0.5) / 2**53
+        return uniform
 
 
-def draw_coefficients(
-    rows: int, k: int, bound: float, rng: torch.Generator, private: tuple[int, float] = (1, 0.0)
-) -> Tensor:
+_GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+
+
+def _scrambled(bits: Tensor) -> Tensor:
+    bits = (bits ^ _shifted(bits, 30)) * (0xBF58476D1CE4E5B9 - 2**64)
+    bits = (bits ^ _shifted(bits, 27)) * (0x94D049BB133111EB - 2**64)
+    scrambled: Tensor = bits ^ _shifted(bits, 31)
+    return scrambled
+
+
+def _shifted(bits: Tensor, by: int) -> Tensor:
+    """To the right, with zeros from the left also for negative numbers."""
+    shifted: Tensor = (bits >> by) & (2 ** (64 - by) - 1)
+    return shifted
+
+
+def draw_partners(chance: Chance, samples: int, count: int, besides: Tensor | None = None, first: int = 0) -> Tensor:
+    """(rows, count) distinct ones out of `samples`, none of them the one that the row has in `besides`.
+
+    Each is drawn out of those that are left, and counted on past those that are taken, from the smallest on.
+    `first` is the number of the first random number to use.
+    """
+    rows = len(chance.own)
+    taken = torch.empty(rows, 0, dtype=torch.int64) if besides is None else besides.unsqueeze(1)
+    drawn = []
+    for uniform in chance.uniform(first, count).unbind(1):
+        partner = (uniform * (samples - taken.shape[1])).long()
+        for smaller in taken.unbind(1):
+            partner = partner + (partner >= smaller).long()
+        drawn.append(partner)
+        taken = torch.cat([taken, partner.unsqueeze(1)], dim=1).sort(dim=1).values
+    return torch.stack(drawn, dim=1) if drawn else torch.empty(rows, 0, dtype=torch.int64)
+
+
+def draw_coefficients(chance: Chance, k: int, bound: float, private: tuple[int, float] = (1, 0.0)) -> Tensor:
     """(rows, k) Dirichlet(3, 1, ..., 1) in double precision, each row drawn again until no entry is above `bound`.
 
     `private`: of how many leading entries the sum must be at least how much.
     """
-    drawn = torch.empty(rows, k, dtype=torch.float64)
+    drawn = torch.empty(len(chance.own), k, dtype=torch.float64)
     count, share = private
-    open_rows = torch.arange(rows)
-    for _ in range(MOST_REDRAWS):
-        drawn[open_rows] = _dirichlet(len(open_rows), k, rng)
-        current = drawn[open_rows]
-        open_rows = open_rows[(current.amax(1) > bound) | (current[:, :count].sum(1) < share)]
+    open_rows = torch.arange(len(drawn))
+    wanted = int(OWN_SHARE) + k - 1
+    for attempt in range(0, MOST_REDRAWS, REDRAWN_TOGETHER):
+        numbers = chance.uniform(MOST_MIXED + attempt * wanted, REDRAWN_TOGETHER * wanted, open_rows)
+        each = _dirichlet(numbers.view(-1, REDRAWN_TOGETHER, wanted))
+        good = (each.amax(2) <= bound) & (each[..., :count].sum(2) >= share)
+        # The first good one of each row: how many are drawn together makes no difference.
+        drawn[open_rows] = each[torch.arange(len(each)), good.int().argmax(1)]
+        open_rows = open_rows[~good.any(1)]
         if len(open_rows) == 0:
             return drawn
     raise BadInput(f"expected a bound that mixtures of {k} often meet, found {bound}; raise it.")
 
 
-def _dirichlet(rows: int, k: int, rng: torch.Generator) -> Tensor:
-    """Gamma variables over their sum; one of whole shape is a sum of exponential ones."""
-    first = torch.empty(rows, int(OWN_SHARE), dtype=torch.float64).exponential_(generator=rng).sum(1, keepdim=True)
-    gammas = torch.cat([first, torch.empty(rows, k - 1, dtype=torch.float64).exponential_(generator=rng)], dim=1)
-    return gammas / gammas.sum(1, keepdim=True)
+def _dirichlet(uniform: Tensor) -> Tensor:
+    """(..., k) gamma variables over their sum; one of whole shape is a sum of exponential ones."""
+    exponential = -uniform.log()
+    first, others = exponential[..., : int(OWN_SHARE)], exponential[..., int(OWN_SHARE) :]
+    gammas = torch.cat([first.sum(-1, keepdim=True), others], dim=-1)
+    shares: Tensor = gammas / gammas.sum(-1, keepdim=True)
+    return shares
 
 
 def soft_labels(data: Batch, context: Context) -> Tensor:
     """The labels as rows of class weights, as wide as the model's outputs where the context has the model."""
+    if not isinstance(data.labels, Tensor):
+        raise BadInput(f"expected labels to mix along with the samples, found {shown(data.labels)}; give the labels.")
     if is_soft(data.labels):
         return data.labels
     classes = int(data.labels.max()) + 1 if context.model is None else _outputs_of(context.model, data.inputs)

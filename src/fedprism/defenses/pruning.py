@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedprism.checks import probability
 from fedprism.defenses.base import Context, Defense
-from fedprism.errors import BadInput
 from fedprism.types import Update
 
 
@@ -28,8 +28,7 @@ class Prune(Defense):
     ratio: float
 
     def __post_init__(self) -> None:
-        if not 0 <= self.ratio < 1:
-            raise BadInput(f"expected Prune's ratio in [0, 1), found {self.ratio}; 0.9 removes nine entries in ten.")
+        probability(self.ratio, "Prune's ratio")
 
     def on_update(self, update: Update, context: Context, rng: torch.Generator) -> Update:
         return {name: prune(tensor, self.ratio) for name, tensor in update.items()}

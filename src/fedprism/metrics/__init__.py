@@ -15,6 +15,7 @@ from torch import Tensor
 from .avd import THRESHOLD_LOOSE, THRESHOLD_STRICT, avd, avd_entropy, avd_floor, avd_second_order
 from .image import mse, psnr, ssim
 from .lpips import LpipsUnavailable, lpips
+from .pairwise import lpips_matrix, mse_matrix, ssim_matrix
 from .recovery import RecoveryRate, recovery_rate, wilson
 
 __all__ = [
@@ -29,10 +30,13 @@ __all__ = [
     "avd_floor",
     "avd_second_order",
     "lpips",
+    "lpips_matrix",
     "mse",
+    "mse_matrix",
     "psnr",
     "recovery_rate",
     "ssim",
+    "ssim_matrix",
     "wilson",
 ]
 

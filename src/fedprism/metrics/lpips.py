@@ -64,19 +64,24 @@ def lpips(
     least 16 (vgg), 17 (squeeze) or 31 (alex) pixels a side. Raises LpipsUnavailable where the backbone cannot be had.
     A file of weights is read once a process, so that replacing it meanwhile has no effect.
     """
-    if net not in BACKBONES:
-        raise ValueError(f"expected a network out of {', '.join(BACKBONES)}, found '{net}'; name one of these.")
     reconstruction, source = paired(reconstruction, source, images=True)
-    require_size(source, BACKBONES[net].smallest, f"lpips-{net}")
-    if source.shape[1] not in (1, 3):
-        raise ValueError(f"expected images of 1 or 3 channels, found {source.shape[1]}; choose the ones to compare.")
-    network = _network(net, _locate(BACKBONES[net], weights_dir, allow_download), source.device)
+    network = network_for(source, net, weights_dir, allow_download)
     with torch.no_grad():
-        values = [network(_shown(ours), _shown(theirs)).flatten() for ours, theirs in chunks(reconstruction, source)]
+        values = [network(shown(ours), shown(theirs)).flatten() for ours, theirs in chunks(reconstruction, source)]
     return torch.cat(values).to(source.dtype)
 
 
-def _shown(images: Tensor) -> Tensor:
+def network_for(images: Tensor, net: Net, weights_dir: str | Path | None, allow_download: bool) -> nn.Module:
+    """The network that compares such images, on their device; a ValueError where it cannot."""
+    if net not in BACKBONES:
+        raise ValueError(f"expected a network out of {', '.join(BACKBONES)}, found '{net}'; name one of these.")
+    require_size(images, BACKBONES[net].smallest, f"lpips-{net}")
+    if images.shape[1] not in (1, 3):
+        raise ValueError(f"expected images of 1 or 3 channels, found {images.shape[1]}; choose the ones to compare.")
+    return _network(net, _locate(BACKBONES[net], weights_dir, allow_download), images.device)
+
+
+def shown(images: Tensor) -> Tensor:
     """Images from [0, 1] as the network wants them: three channels, single precision, values from -1 to 1."""
     return (2 * images.float() - 1).expand(-1, 3, -1, -1)
 

@@ -1,8 +1,8 @@
 """The LeNet of DLG (Zhu et al., 2019) and iDLG (Zhao et al., 2020), and LeNet-5 as Lam et al. (2021) train it.
 
 `lenet` differs from the published code in: any input size, width and activation; `downsample="pool"` halves the image
-with average pools, as LeCun's network did, where DLG uses strides. `lenet5` has ReLU and maximum pools where LeCun et
-al. (1998) have sigmoids and averages; it takes any input size.
+with average pools, as LeCun's network did, where DLG uses strides. `lenet5` has ReLU and maximum pools unless told
+to have the sigmoids and averages of LeCun et al. (1998); it takes any input size.
 """
 
 from __future__ import annotations
@@ -53,26 +53,34 @@ def lenet(
     )
 
 
-def lenet5(input_shape: Sequence[int], classes: int = 10) -> nn.Module:
-    """Two 5x5 convolutions of 6 and 16 channels, each with a maximum pool, and linear layers of 120 and 84 units."""
+def lenet5(
+    input_shape: Sequence[int], classes: int = 10, activation: str = "relu", pool: str = "max", padding: int = 0
+) -> nn.Module:
+    """Two 5x5 convolutions of 6 and 16 channels, each with a pool, and linear layers of 120 and 84 units.
+
+    `padding` is the first convolution's: 2 makes room for images of 28 x 28, as LeCun's network had it for 32 x 32.
+    """
     channels, height, length = shape(input_shape, "input_shape", lengths=[3])
     whole(classes, "classes", MOST_UNITS)
+    whole(padding, "padding", 2, 0)
+    activate = ACTIVATIONS[choice(activation, "activation", ACTIVATIONS)]
+    reduce = nn.MaxPool2d if choice(pool, "pool", ("max", "average")) == "max" else nn.AvgPool2d
     if min(height, length) < 16:
         raise BadInput(f"expected images of at least 16x16 for a lenet5, found {height}x{length}; give larger images.")
     # Each unpadded convolution takes 4 pixels off, each pool halves.
-    rows, columns = (((size - 4) // 2 - 4) // 2 for size in (height, length))
+    rows, columns = (((size + 2 * padding - 4) // 2 - 4) // 2 for size in (height, length))
     return nn.Sequential(
-        nn.Conv2d(channels, 6, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
+        nn.Conv2d(channels, 6, 5, padding=padding),
+        activate(),
+        reduce(2),
         nn.Conv2d(6, 16, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
+        activate(),
+        reduce(2),
         nn.Flatten(),
         nn.Linear(16 * rows * columns, 120),
-        nn.ReLU(),
+        activate(),
         nn.Linear(120, 84),
-        nn.ReLU(),
+        activate(),
         nn.Linear(84, classes),
     )
 

@@ -22,6 +22,7 @@ class Settings:
 
     batches: how many batches a cell averages over. sizes: the batch sizes. iterations: the steps of every iterative
     baseline. inverted: how many images a batch are rendered from their recovered features, for convolutional networks.
+    finished: where long recipes keep finished cells, so that a run that was stopped goes on.
     """
 
     quick: bool = False
@@ -32,6 +33,7 @@ class Settings:
     seed: int = 0
     data_dir: Path | None = None
     device: str | None = None
+    finished: Path | None = None
 
     def __post_init__(self) -> None:
         numbers = (self.batches, self.iterations, self.inverted, *(self.sizes or ()))

@@ -1,7 +1,4 @@
-"""Figure 6: whether clients' data have a property, told from sums over more and more users and from each user's update.
-
-Another edition of the paper numbers it 9.
-"""
+"""Figure 9: whether clients' data have a property, told from sums over ever more users and from each user's update."""
 
 from __future__ import annotations
 

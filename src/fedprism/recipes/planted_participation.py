@@ -12,6 +12,8 @@ from torch import Tensor
 from fedprism import devices, solvers
 from fedprism.randomness import generator
 from fedprism.recipes.base import Announce, Outcome, Row, Settings
+from fedprism.solvers.participation.integer_program import ColumnProgram, solve_column
+from fedprism.solvers.participation.subspace import signal_space
 
 CITATION = (
     'Lam, Wei, Brooks, Reddi and Mitzenmacher, "Gradient Disaggregation: Breaking Privacy in Federated Learning by '
@@ -114,6 +116,33 @@ def measure(
         values[WRONG].append(float((certified & ~columns).float().mean()))
         statuses.append(found.status.value)
     return Outcome(values={k: tuple(v) for k, v in values.items()}, seconds=tuple(seconds), statuses=tuple(statuses))
+
+
+def program_seconds(planted: Planted, user: int, limit: float) -> float:
+    """Seconds for one user's integer program; the space of the sums, which all users share, is not counted."""
+    sums = planted.sums.cpu()
+    space = signal_space(
+        sums,
+        expected_rank=planted.matrix.shape[1],
+        factors=None,
+        cohort_sizes=None,
+        device=torch.device("cpu"),
+        seed=0,
+    )
+    counts = planted.counts[user].double().numpy()
+    program = ColumnProgram(
+        complement=space.sensing.numpy(),
+        tolerance=1e-5,
+        sums=planted.windows.double().numpy(),
+        lower=counts,
+        upper=counts,
+        fixed=torch.full((len(sums),), -1).numpy(),
+        excluded=torch.zeros(0, len(sums), dtype=torch.bool).numpy(),
+        time_limit=limit,
+    )
+    start = time.perf_counter()
+    solve_column(program)
+    return time.perf_counter() - start
 
 
 def curves(

@@ -7,6 +7,7 @@ import platform
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -19,6 +20,9 @@ from fedprism.recipes.base import Announce, Entry, Outcome, Recipe, Row, Setting
 ABSENT = "–"
 STALE = ("table.md", "results.json", "run.json", "figure.svg", "recipe-*.png")
 """What an earlier run may have left in the folder."""
+
+FINISHED = "finished"
+"""The folder of finished cells: a run into the same folder goes on from them."""
 
 TIMED = ("time factor",)
 """Columns that differ from run to run: they go with the times."""
@@ -49,6 +53,7 @@ _FORMATS: dict[str, Callable[[float], str]] = {
 def carry_out(recipe: Recipe, settings: Settings, folder: Path, announce: Announce) -> list[Row]:
     """Run the recipe into the folder. What is finished lies there at any time, and says that there is more to come."""
     start, rows = time.perf_counter(), list[Row]()
+    settings = replace(settings, finished=folder / FINISHED)
 
     def publish(*, complete: bool) -> None:
         done = files(recipe, settings, rows, complete=complete, seconds=time.perf_counter() - start)
@@ -121,7 +126,7 @@ def _table_lines(texts: Sequence[Sequence[str]]) -> list[str]:
 
 def _results_json(recipe: Recipe, settings: Settings, rows: Sequence[Row], *, complete: bool) -> bytes:
     """Every number but the times. No clock, host or path: two runs of one seed compare equal."""
-    effort = {name: value for name, value in vars(settings).items() if name not in ("data_dir", "device")}
+    effort = {name: value for name, value in vars(settings).items() if name not in ("data_dir", "device", "finished")}
     return results.as_json(
         {
             "format": "fedprism-recipe/1",

@@ -15,6 +15,7 @@ from .dense import (
 )
 from .exact_batch import Behind, ExactBatch, ExactStatus, exact_batch
 from .features import FeatureInversion, InvertedFeatures, feature_cosine, feature_error, invert_features
+from .graphs import Engine, Repeated, Stepping
 from .ica import StudentICA, Unmixing, UnmixStatus, unmix
 from .labels import LabelRecovery, LabelStatus, label_counts, unique_labels
 from .matching import LBFGS, Adam, Matching, MatchingStatus, cosine, match_gradients, squared_error
@@ -40,6 +41,8 @@ from .priors import (
     total_variation,
 )
 from .published import CocktailObjective, embedding_objective
+from .trials import Trials, TrialStatus, match_trials
+from .windows import Lattice, Smoothest, WindowStatus, midpoint, smoothest_means, softened_midpoint
 
 __all__ = [
     "LBFGS",
@@ -51,6 +54,7 @@ __all__ = [
     "Decoding",
     "DenseInversion",
     "DenseStatus",
+    "Engine",
     "ExactBatch",
     "ExactStatus",
     "FeatureInversion",
@@ -59,6 +63,7 @@ __all__ = [
     "InvertedFeatures",
     "LabelRecovery",
     "LabelStatus",
+    "Lattice",
     "Matching",
     "MatchingStatus",
     "Mixture",
@@ -67,11 +72,17 @@ __all__ = [
     "OutputLayerSolution",
     "Participation",
     "ParticipationStatus",
+    "Repeated",
+    "Smoothest",
+    "Stepping",
     "StudentICA",
     "TotalVariation",
+    "TrialStatus",
+    "Trials",
     "UnmixStatus",
     "Unmixing",
     "UserStatus",
+    "WindowStatus",
     "agreeing_rows",
     "back_substitute",
     "channel_moments",
@@ -88,12 +99,16 @@ __all__ = [
     "invert_single",
     "label_counts",
     "match_gradients",
+    "match_trials",
+    "midpoint",
     "moments_distance",
     "nonlocal_means",
     "numerical_rank",
     "orthogonality",
     "recover_participation",
     "reduce_mixture",
+    "smoothest_means",
+    "softened_midpoint",
     "solve_output_layer",
     "squared_error",
     "total_variation",

@@ -18,6 +18,8 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from .graphs import Engine, Repeated
+
 Gradients: TypeAlias = Sequence[Tensor]
 Distance: TypeAlias = Callable[[Gradients, Gradients], Tensor]
 Prior: TypeAlias = Callable[[Tensor], Tensor]
@@ -37,6 +39,8 @@ class Matching(NamedTuple):
     history: Tensor
     """The objective before every iteration."""
     status: MatchingStatus
+    stepping: str = ""
+    """How the iterations were run; where no CUDA graph was, why."""
 
 
 def squared_error(gradients: Gradients, target: Gradients) -> Tensor:
@@ -92,39 +96,37 @@ def match_gradients(
     tolerance: float = 0.0,
     box: tuple[Tensor, Tensor] | None = None,
     progress: Progress | None = None,
+    engine: Engine | None = None,
 ) -> Matching:
     """Minimise distance(gradients_of(inputs, label_logits), target) + priors(inputs) from `start`.
 
     gradients_of must be differentiable; label_start (batch, classes) are logits optimised along with the inputs, None
     keeps the labels fixed. `box` (low, high), broadcastable to the inputs: Adam is projected onto it after every step,
-    L-BFGS, whose memory of curvature that would spoil, only at the end.
+    L-BFGS, whose memory of curvature that would spoil, only at the end. `engine` says how iterations are run.
     """
     inputs = start.detach().clone().requires_grad_()
     logits = None if label_start is None else label_start.detach().clone().requires_grad_()
     variables = [inputs] if logits is None else [inputs, logits]
-
-    def objective() -> Tensor:
-        value = distance(gradients_of(inputs, logits), target)
-        for prior in priors:
-            value = value + prior(inputs)
-        grads = torch.autograd.grad(value, variables)
-        for variable, gradient in zip(variables, grads, strict=True):
-            variable.grad = gradient
-        return value.detach()
-
+    objective = _Objective(gradients_of, inputs, logits, _descent(distance, target), tuple(priors))
     best = _Best(variables)
     budget = _Budget(lr, iterations, tolerance, box, progress or (lambda done, total: None))
-    if isinstance(optimizer, LBFGS):
-        history, converged = _minimise_lbfgs(objective, variables, best, optimizer, budget)
-    else:
-        history, converged = _minimise_adam(objective, variables, best, optimizer or Adam(), budget)
+    engine = engine or Engine()
+    with engine.settings():
+        if isinstance(optimizer, LBFGS):
+            history, converged = _minimise_lbfgs(objective, variables, best, optimizer, budget)
+            stepping = "step by step, because L-BFGS decides on the way"
+        else:
+            descent = _AdamDescent(objective, variables, best, optimizer or Adam(), budget)
+            step = Repeated(descent.step, start.device, graph=engine.graph)
+            history, converged = _minimise_adam(descent, step, budget)
+            stepping = str(step)
     value = float(best.value)
     status = MatchingStatus.CONVERGED if converged else MatchingStatus.ITERATIONS
     status = status if value < float("inf") else MatchingStatus.DIVERGED
     found_inputs = best.copies[0]
     if box is not None:
         found_inputs = found_inputs.clamp(*box)
-    return Matching(found_inputs, best.copies[1] if logits is not None else None, value, history, status)
+    return Matching(found_inputs, best.copies[1] if logits is not None else None, value, history, status, stepping)
 
 
 class _Budget(NamedTuple):
@@ -133,6 +135,103 @@ class _Budget(NamedTuple):
     tolerance: float
     box: tuple[Tensor, Tensor] | None
     progress: Progress
+
+
+class _Descent(NamedTuple):
+    """A distance and its derivative by the gradients, which is `scale` times `direction`."""
+
+    value: Tensor
+    scale: Tensor
+    direction: list[Tensor]
+
+
+def _descent(distance: Distance, target: Gradients) -> Callable[[Gradients], _Descent]:
+    """The distance to `target` and its derivative: of the cosine in closed form, of others by autograd."""
+    if distance is cosine and len({tensor.dtype for tensor in target}) == 1:
+        return _CosineDescent(target)
+
+    def descent(gradients: Gradients) -> _Descent:
+        leaves = [gradient.detach().requires_grad_() for gradient in gradients]
+        with torch.enable_grad():
+            value = distance(leaves, target)
+        return _Descent(
+            value.detach(),
+            torch.ones_like(value),
+            list(torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True)),
+        )
+
+    return descent
+
+
+class _CosineDescent:
+    """1 - <g, t> / |g| |t| falls along t - (<g, t> / <g, g>) g, what g leaves of t, at the rate 1 / |g| |t|.
+
+    The derivative is handed on without the rate, which is multiplied into the result: that is as small as a batch, and
+    the gradients as large as a network. On a GPU all tensors are one, because each costs more to start than to do.
+    """
+
+    def __init__(self, target: Gradients) -> None:
+        self.shapes = [tensor.shape for tensor in target]
+        self.target = self._flat(target)
+        tiny = torch.finfo(target[0].dtype).tiny
+        self.length = (self._product(self.target, self.target) + tiny).sqrt()
+        # The floor keeps the derivative finite where every entry is zero (a batch that no unit reacts to).
+        self.floor = tiny
+
+    def __call__(self, gradients: Gradients) -> _Descent:
+        flat = self._flat(gradients)
+        product, norm = self._product(flat, self.target), self._product(flat, flat) + self.floor
+        scale = -1 / (norm.sqrt() * self.length)
+        share = -product / norm
+        left = [torch.addcmul(wanted, found, share) for wanted, found in zip(self.target, flat, strict=True)]
+        if len(left) < len(self.shapes):
+            left = list(torch.split(left[0], [shape.numel() for shape in self.shapes]))
+        direction = [part.view(shape) for part, shape in zip(left, self.shapes, strict=True)]
+        return _Descent(1 + product * scale, scale, direction)
+
+    @staticmethod
+    def _flat(tensors: Gradients) -> list[Tensor]:
+        flat = [tensor.detach().reshape(-1) for tensor in tensors]
+        return [torch.cat(flat)] if flat[0].is_cuda else flat
+
+    @staticmethod
+    def _product(first: list[Tensor], second: list[Tensor]) -> Tensor:
+        return torch.stack([_dot(a, b) for a, b in zip(first, second, strict=True)]).sum()
+
+
+def _dot(first: Tensor, second: Tensor) -> Tensor:
+    # On a CPU `dot` adds up one after the other, which loses digits in long vectors; `sum` adds up pairs.
+    return torch.dot(first, second) if first.is_cuda or len(first) <= 2**16 else (first * second).sum()
+
+
+@dataclass(frozen=True)
+class _Objective:
+    """Distance plus priors at the variables as they are, and the derivative by each of them."""
+
+    gradients_of: Callable[[Tensor, Tensor | None], Gradients]
+    inputs: Tensor
+    logits: Tensor | None
+    descent: Callable[[Gradients], _Descent]
+    priors: tuple[Prior, ...]
+
+    def __call__(self) -> tuple[Tensor, list[Tensor]]:
+        variables = [self.inputs] if self.logits is None else [self.inputs, self.logits]
+        gradients = self.gradients_of(self.inputs, self.logits)
+        with torch.no_grad():
+            value, scale, direction = self.descent(gradients)
+        outputs, directions = list(gradients), direction
+        if self.priors:
+            penalty = torch.stack([prior(self.inputs) for prior in self.priors]).sum()
+            value = value + penalty.detach()
+            # One pass back for all: the scale that its result is multiplied by is divided out of the priors' share.
+            outputs, directions = [*outputs, penalty], [*directions, 1 / scale]
+        # Gradients that no input changes (a bias under some losses) have nothing to say.
+        moving = [(output, way) for output, way in zip(outputs, directions, strict=True) if output.requires_grad]
+        if not moving:
+            return value, [torch.zeros_like(variable) for variable in variables]
+        outputs, directions = map(list, zip(*moving, strict=True))
+        slopes = torch.autograd.grad(outputs, variables, directions, allow_unused=True, materialize_grads=True)
+        return value, [scale * slope for slope in slopes]
 
 
 class _Best:
@@ -145,37 +244,67 @@ class _Best:
 
     def consider(self, value: Tensor) -> None:
         better = value < self.value  # False for NaN
-        self.value = torch.where(better, value, self.value)
-        self.copies = [torch.where(better, v.detach(), c) for v, c in zip(self.variables, self.copies, strict=True)]
+        self.value.copy_(torch.where(better, value, self.value))
+        for copy, variable in zip(self.copies, self.variables, strict=True):
+            copy.copy_(torch.where(better, variable.detach(), copy))
 
 
-def _minimise_adam(
-    objective: Callable[[], Tensor], variables: list[Tensor], best: _Best, settings: Adam, budget: _Budget
-) -> tuple[Tensor, bool]:
-    optimizer = torch.optim.Adam(variables, lr=budget.lr)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: settings.rate(step / budget.iterations))
-    history = torch.empty(budget.iterations, dtype=variables[0].dtype, device=variables[0].device)
+class _AdamDescent:
+    """Adam as a step that only changes tensors in place, so that a GPU can repeat it by itself."""
+
+    mean_decay, square_decay, floor = 0.9, 0.999, 1e-8
+
+    def __init__(
+        self, objective: _Objective, variables: list[Tensor], best: _Best, settings: Adam, budget: _Budget
+    ) -> None:
+        self.objective, self.variables, self.best, self.box = objective, variables, best, budget.box
+        self.signed = settings.signed
+        self.means = [torch.zeros_like(variable) for variable in variables]
+        self.squares = [torch.zeros_like(variable) for variable in variables]
+        like = variables[0].detach()
+        self.history = like.new_empty(budget.iterations)
+        self.done = torch.zeros(1, dtype=torch.int64, device=like.device)
+        # For every iteration the rate over the mean's correction for its start at zero, and the root of the square's.
+        self.rates = like.new_tensor(
+            [
+                (
+                    budget.lr * settings.rate(done / budget.iterations) / (1 - self.mean_decay ** (done + 1)),
+                    math.sqrt(1 - self.square_decay ** (done + 1)),
+                )
+                for done in range(budget.iterations)
+            ]
+        )
+
+    def step(self) -> None:
+        value, slopes = self.objective()
+        with torch.no_grad():
+            self.history.index_copy_(0, self.done, value.reshape(1))
+            self.best.consider(value)
+            rate, root = self.rates.index_select(0, self.done).unbind(1)
+            slopes[0] = slopes[0].sign() if self.signed else slopes[0]
+            for variable, slope, mean, square in zip(self.variables, slopes, self.means, self.squares, strict=True):
+                mean.lerp_(slope, 1 - self.mean_decay)
+                square.mul_(self.square_decay).addcmul_(slope, slope, value=1 - self.square_decay)
+                variable.sub_(mean / square.sqrt().div_(root).add_(self.floor) * rate)
+            if self.box is not None:
+                self.variables[0].clamp_(*self.box)
+            self.done.add_(1)
+
+
+def _minimise_adam(descent: _AdamDescent, step: Repeated, budget: _Budget) -> tuple[Tensor, bool]:
     check_every = 100  # reading the objective makes a GPU wait
     for iteration in range(budget.iterations):
-        value = objective()
-        history[iteration] = value
-        best.consider(value)
-        if budget.tolerance > 0 and iteration % check_every == 0 and float(value) < budget.tolerance:
-            return history[: iteration + 1].cpu(), True
-        if settings.signed:
-            variables[0].grad = variables[0].grad.sign() if variables[0].grad is not None else None
-        optimizer.step()
-        schedule.step()
-        if budget.box is not None:
-            with torch.no_grad():
-                variables[0].clamp_(*budget.box)
+        step()
         budget.progress(iteration + 1, budget.iterations)
-    best.consider(objective())
-    return history.cpu(), False
+        looked_at = budget.tolerance > 0 and iteration % check_every == 0
+        if looked_at and float(descent.history[iteration]) < budget.tolerance:
+            return descent.history[: iteration + 1].cpu(), True
+    descent.best.consider(descent.objective()[0])
+    return descent.history.cpu(), False
 
 
 def _minimise_lbfgs(
-    objective: Callable[[], Tensor], variables: list[Tensor], best: _Best, settings: LBFGS, budget: _Budget
+    objective: _Objective, variables: list[Tensor], best: _Best, settings: LBFGS, budget: _Budget
 ) -> tuple[Tensor, bool]:
     def fresh() -> torch.optim.LBFGS:
         return torch.optim.LBFGS(
@@ -189,7 +318,9 @@ def _minimise_lbfgs(
         )
 
     def closure() -> Tensor:
-        value = objective()
+        value, slopes = objective()
+        for variable, slope in zip(variables, slopes, strict=True):
+            variable.grad = slope
         best.consider(value)
         return value
 

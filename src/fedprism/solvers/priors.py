@@ -56,12 +56,18 @@ def moments_distance(found: Sequence[Moments], wanted: Sequence[Moments]) -> Ten
 
 @dataclass(frozen=True)
 class TotalVariation:
-    """Images are smooth: weight times `total_variation`; zero for inputs without two spatial dimensions."""
+    """Images are smooth: weight times `total_variation`; zero for inputs without two spatial dimensions.
+
+    With `magnitude` that of |inputs|: images whose entries were given random signs (InstaHide) are smooth up to these.
+    """
 
     weight: float
+    magnitude: bool = False
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        return self.weight * total_variation(inputs) if inputs.dim() >= 4 else inputs.new_zeros(())
+        if inputs.dim() < 4:
+            return inputs.new_zeros(())
+        return self.weight * total_variation(inputs.abs() if self.magnitude else inputs)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,68 @@
+"""Gradient matching beside the peer `breaching` 0.1.2, where it is there, and beside a plain loop after the paper.
+
+The same as `matching_speed.py`, as rows of the table: same start, iterations, labels and priors for all. On a CPU the
+seconds are the processor's, on a GPU the clock's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+import matching_speed as speed
+import torch
+from torch import Tensor
+
+from workloads.base import Comparison, Conditions
+
+Attempt: TypeAlias = Callable[[int], tuple[Tensor, str]]
+PEER = speed.HERE / "peers" / "speed_breaching.py"
+TF32 = "graph+autotune+tf32"
+ENGINES = {("cpu", "lenet"): ("graph",), ("cuda", "lenet"): ("graph",), ("cuda", "resnet18"): ("graph", TF32)}
+
+
+def matching(conditions: Conditions) -> Iterator[Comparison]:
+    device = conditions.device.type
+    torch.backends.cudnn.allow_tf32 = False
+    rates = {tf32: speed.matrix_rate(device, tf32) for tf32 in (False, True)}
+    clock = "clock" if device == "cuda" else "processor"
+    for case in speed.CASES[device]:
+        network, _, size = case.partition(":")
+        task, iterations = speed.problem(network, int(size), device), speed.ITERATIONS[device, network]
+        others = {"plain loop, after the paper": speed.timed(_loop(task, device), iterations, device)}
+        if conditions.peer is not None:
+            answer = speed.breaching(task, iterations, device, [*conditions.peer, str(PEER)])
+            if "found" in answer:
+                others["breaching 0.1.2"] = answer
+            else:
+                print(f"breaching left out: {answer['unavailable']}", flush=True)
+        work = speed.flops(task)
+        for words in ENGINES.get((device, network), ("graph",)):
+            ours = speed.timed(_ours(task, device, words), iterations, device)
+            seconds = float(str(ours[clock]))
+            for other, result in others.items():
+                yield Comparison(
+                    workload="gradient matching" if words == "graph" else "gradient matching, TF32",
+                    size=f"{network}, batch {size}, {iterations} iterations",
+                    ours=seconds,
+                    quality=_quality(ours, task),
+                    other=other,
+                    theirs=float(str(result[clock])),
+                    their_quality=_quality(result, task),
+                    share_of_limit=work * iterations / seconds / rates["tf32" in words],
+                    note=f"{ours['stepping']}; pictures: {speed.pictures(1)[2]}",
+                )
+
+
+def _loop(task: speed.Problem, device: str) -> Attempt:
+    return lambda iterations: speed.plain_loop(task, iterations, device)
+
+
+def _ours(task: speed.Problem, device: str, words: str) -> Attempt:
+    return lambda iterations: speed.ours(task, iterations, device, speed.engine(words))
+
+
+def _quality(result: dict[str, object], task: speed.Problem) -> str:
+    found = result["found"]
+    assert isinstance(found, Tensor)
+    return f"{speed.psnr(found, task.batch):.1f} dB"

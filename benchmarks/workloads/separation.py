@@ -1,0 +1,119 @@
+"""Un-mixing a dense layer's gradient: ours, the published optimisation, and scikit-learn's FastICA.
+
+The published method takes 25,000 Adam steps with automatic differentiation: a hundred are timed and multiplied up. How
+good its answer is comes from a full run of the same objective with its slopes written out (`CocktailObjective`), which
+takes the same steps faster; for one batch size, which is given as a comparison of its own. FastICA gets what ours
+gets: the gradient's row space.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+import torch
+from sklearn.decomposition import FastICA
+from torch import Tensor
+
+import fedprism as fp
+from fedprism.attacks import CocktailObjective, CocktailParty
+from fedprism.metrics import psnr
+from fedprism.randomness import generator
+from fedprism.recipes.base import Settings
+from fedprism.recipes.victims import Victim, fc2_cifar10, fc2_photos, fc2_tiny_imagenet
+from fedprism.scoring import match
+from fedprism.types import Reconstruction
+from workloads.base import Comparison, Conditions, best_of, timed
+
+SIZES = (32, 64, 128, 256)
+OBJECTIVE = CocktailObjective()
+SAMPLE = 100
+"""Steps of the published optimisation that are timed."""
+FULL_RUN = 64
+"""The batch size at which the published objective is minimised to the end."""
+NAME = "cocktail party"
+
+
+def separation(conditions: Conditions) -> Iterator[Comparison]:
+    settings = Settings(data_dir=conditions.data_dir, device=str(conditions.device))
+    makers = (fc2_photos,) if conditions.data_dir is None else (fc2_cifar10, fc2_tiny_imagenet)
+    for make in makers:
+        victim = make(settings)
+        for size in SIZES:
+            yield from _compare(conditions, victim, size)
+
+
+def _compare(conditions: Conditions, victim: Victim, size: int) -> Iterator[Comparison]:
+    batch = victim.draw(size, generator(0, "batch", victim.name, size, 0))
+    observation, truth = fp.simulate(
+        fp.Scenario(model=victim.model, clients=[batch], normalization=victim.normalization),
+        fp.threats.honest_but_curious,
+        device=str(conditions.device),
+    )
+
+    def run(attack: CocktailParty) -> Reconstruction:
+        return fp.run(attack, observation, device=str(conditions.device))
+
+    def quality(found: Reconstruction) -> str:
+        matched = match(found, truth)
+        return f"{float(psnr(matched.found, matched.truth).clamp(max=200).mean()):.1f} dB"
+
+    ours, found = best_of(3, conditions.device, lambda: run(CocktailParty()))
+    row = {"workload": NAME, "size": f"{victim.name}, n = {size}", "ours": ours, "quality": quality(found)}
+    gradient = observation.rounds[0].update[f"{victim.dense_layer}.weight"].to(conditions.device)
+    shape = tuple(truth.inputs.shape[1:])
+    step, _ = timed(conditions.device, lambda: _published_steps(gradient, size, shape, SAMPLE))
+    published_quality = ""
+    if size == FULL_RUN:
+        full, answer = timed(
+            conditions.device, lambda: run(CocktailParty(objective=OBJECTIVE, exact=False, bias_scale=False))
+        )
+        published_quality = quality(answer)
+        yield Comparison(
+            **row,
+            other="published objective, slopes written out",
+            theirs=full,
+            their_quality=published_quality,
+        )
+    yield Comparison(
+        **row,
+        other="published optimisation, automatic differentiation",
+        theirs=step / SAMPLE * OBJECTIVE.iterations,
+        their_quality=published_quality,
+        extrapolated=True,
+    )
+    seconds, sources = timed(torch.device("cpu"), lambda: _fast_ica(gradient, size))
+    answer = Reconstruction(
+        inputs=sources.view(-1, *shape), ambiguity=frozenset({"order", "sign", "scale"}), status="FastICA"
+    )
+    yield Comparison(**row, other="scikit-learn FastICA", theirs=seconds, their_quality=quality(answer))
+
+
+def _published_steps(gradient: Tensor, size: int, shape: tuple[int, ...], steps: int) -> Tensor:
+    """The published optimisation as published: whiten, then Adam on the rows, differentiated automatically."""
+    centred = gradient - gradient.mean(1, keepdim=True)
+    values, vectors = torch.linalg.eigh(centred @ centred.T / (centred.shape[1] - 1))
+    whitening = vectors[:, -size:].T * values[-size:].clamp(min=1e-20).rsqrt()[:, None]
+    signal = whitening @ gradient
+    rows = torch.eye(size, device=gradient.device).requires_grad_()
+    adam = torch.optim.Adam([rows], lr=OBJECTIVE.lr)
+    others = ~torch.eye(size, dtype=torch.bool, device=gradient.device)
+    for _ in range(steps):
+        unit = rows / rows.norm(dim=1, keepdim=True)
+        images = (unit @ signal).view(-1, *shape)
+        variation = images.diff(dim=-1).abs().mean() + images.diff(dim=-2).abs().mean()
+        alike = ((unit @ unit.T).abs() * OBJECTIVE.temperature).exp()[others] - 1
+        loss = OBJECTIVE.independence * alike.mean() + OBJECTIVE.total_variation * variation
+        adam.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        adam.step()
+    return rows.detach()
+
+
+def _fast_ica(gradient: Tensor, size: int) -> Tensor:
+    """Sources (size, pixels): pixels are the samples, the gradient's rows the mixtures."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it has not converged shows in the answer
+        ica = FastICA(n_components=size, whiten="unit-variance", max_iter=200, tol=1e-4, random_state=0)
+        found = ica.fit_transform(gradient.cpu().double().T.numpy())
+    return torch.from_numpy(found.T.copy()).float()

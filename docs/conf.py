@@ -1,0 +1,78 @@
+"""How the documentation becomes a site: `make docs`, then open build/docs/index.html.
+
+The pages are the Markdown files beside this one, which read as well where the code is hosted. The reference comes from
+the docstrings: plain sentences with `names` in backticks, of which `as_markup` makes reStructuredText.
+"""
+
+from __future__ import annotations
+
+import re
+
+from sphinx.application import Sphinx
+
+from fedprism import __version__
+
+project = "fedprism"
+author = "the fedprism authors"
+version = release = __version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+html_theme = "furo"
+html_title = f"fedprism {__version__}"
+html_show_copyright = False
+html_copy_source = False
+
+myst_heading_anchors = 3
+myst_enable_extensions = ["colon_fence"]
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+maximum_signature_line_length = 90
+
+BULLET = re.compile(r"^(\s*)(- |\d+\. )")
+
+
+def as_markup(lines: list[str]) -> list[str]:
+    """A docstring's lines as reStructuredText: names become literals, indented blocks stay as they are written."""
+    told: list[str] = []
+    literal = False
+    for line in lines:
+        indented = line.startswith("    ")
+        if indented and not literal:
+            if told and told[-1].strip():
+                told.append("")
+            told += ["::", ""]
+        if not indented and line.strip():
+            if literal and told[-1].strip():
+                told.append("")
+            item = BULLET.match(line)
+            if item and told and told[-1].strip() and not BULLET.match(told[-1]) and not told[-1].startswith("  "):
+                told.append("")
+            told.append(_escaped(line))
+        else:
+            told.append(line)
+        literal = indented or (literal and not line.strip())
+    return [*told, ""]
+
+
+def _escaped(line: str) -> str:
+    """Code in backticks as a literal; in the rest nothing is markup."""
+    parts = re.split(r"(`[^`]+`)", line)
+    return "".join(f"`{p}`" if p.startswith("`") else re.sub(r"([*|_\\])", r"\\\1", p) for p in parts)
+
+
+def in_its_place(app: Sphinx, what: str, name: str, thing: object, skip: bool, options: object) -> bool | None:
+    """Solvers that other modules hand on are described on their own page only."""
+    solver = str(getattr(thing, "__module__", "")).startswith("fedprism.solvers")
+    return True if solver and app.env.docname != "api-solvers" else None
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("autodoc-process-docstring", _on_docstring)
+    app.connect("autodoc-skip-member", in_its_place)
+
+
+def _on_docstring(app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
+    lines[:] = as_markup(lines)

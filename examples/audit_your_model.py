@@ -1,0 +1,31 @@
+"""Audit a model of your own: a plan names it, and the results say which columns of whose rows come back."""
+
+import tempfile
+from pathlib import Path
+
+from torch import nn
+
+from fedprism import audit
+
+
+def network() -> nn.Module:
+    """The plan names this function: it stands for your own model."""
+    return nn.Sequential(nn.Linear(19, 32), nn.ReLU(), nn.Linear(32, 2))
+
+
+def main() -> None:
+    setup = audit.prepare(Path(__file__).with_name("audit_plan.toml"))
+    gate = audit.parse_gate("columns=0.5", ["columns"])
+    with tempfile.TemporaryDirectory() as folder:
+        found = audit.run_audit(setup, folder, gates=[gate])
+        for row in found.summary:
+            cell, columns = row["cell"], row["metrics"]["columns"]
+            print(
+                f"{cell['attack']:>15}, batch of {cell['batch_size']}, {cell['defense']}: {columns['mean']:.0%} of the "
+                f"columns came back, {columns['null']:.0%} without any attack"
+            )
+        print(f"{len(found)} records; {sum(finished.outcome == 'failed' for finished in found)} failed")
+
+
+if __name__ == "__main__":
+    main()

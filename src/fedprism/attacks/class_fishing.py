@@ -1,0 +1,176 @@
+"""A server that sends a last layer through which only one class answers, and inverts the few samples of that class.
+
+Wen, Geiping, Fowl, Goldblum, Goldstein, "Fishing for User Data in Large-Batch Federated Learning via Gradient
+Magnification", ICML 2022.
+
+All rows of the last layer but the fished class's are zero, and the other classes' biases are so large that the fished
+class is never predicted. A sample of another class then sends nothing back: its error meets rows of zeros. A sample of
+the fished class sends its whole error, through the one row that is left. So the gradient of every other layer is that
+of the fished samples alone, whatever the size of the batch, and the fished class's bias gradient counts them.
+
+Differs from the paper in: class fishing only. Where several samples have the class, the paper tells them apart over
+several rounds by a cut through one feature; here they are counted and matched together. Batch-norm layers that
+normalise by the batch mix its samples, before any trap.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fedprism import losses
+from fedprism.attacks.base import Attack, only_round
+from fedprism.attacks.forward import one_local_step
+from fedprism.attacks.gradient_matching import Labels, inverting_gradients
+from fedprism.attacks.structure import DenseLayer, trace
+from fedprism.errors import BadInput, NotApplicable
+from fedprism.types import Observation, Reconstruction, Round, Update
+
+WHOLE = 0.05
+"""How far the count of fished samples may be from a whole number before the trap counts as open."""
+
+
+class FishingStatus(StrEnum):
+    ONE = "one sample has the fished class: the gradient below the last layer is its own"
+    SEVERAL = "several samples have the fished class: the gradient below the last layer is their mean"
+    ABSENT = "no sample has the fished class: nothing is recovered"
+    OPEN = "the trap did not close: the fished class is predicted, so that other samples answer too (raise the bias)"
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ClassFishing(Attack):
+    """Fishes the samples of class `target` and inverts them with the attack `matching`.
+
+    bias: how far the other classes' biases lie above the fished one's. It must exceed what the fished class's row can
+    add, and the larger it is, the easier it is to see.
+    """
+
+    target: int = 0
+    bias: float = 1000.0
+    matching: Attack = dataclasses.replace(inverting_gradients(), labels=Labels.KNOWN)  # noqa: RUF009 (frozen)
+
+    citation: ClassVar[str] = "Wen et al. 2022 (class fishing)"
+
+    def __post_init__(self) -> None:
+        if self.target < 0 or not self.bias > 0:
+            raise BadInput(
+                f"expected a class number from 0 and a bias above 0, found class {self.target} and bias {self.bias}; "
+                "change the one that is out of range."
+            )
+
+    @property
+    def needs(self) -> frozenset[str]:
+        # The labels of what is fished are known by construction.
+        own = {"model", "input_shape", "batch_size", "loss", "trapdoor"}
+        return (self.matching.needs | own) - {"labels"}
+
+    @property
+    def uses(self) -> frozenset[str]:
+        return self.matching.uses | {"local_lr", "local_epochs", "local_batch_size"}
+
+    def tamper(self, model: nn.Module, params: Update, rng: torch.Generator) -> tuple[Update, dict[str, Tensor]]:
+        """The parameters with a last layer that lets the fished class alone answer."""
+        dense = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+        prefix = f"{dense[-1]}." if dense and dense[-1] else ""
+        weight, bias = params.get(f"{prefix}weight"), params.get(f"{prefix}bias")
+        if not dense or weight is None or bias is None or self.target >= len(bias):
+            found = f"one of {len(bias)} classes" if bias is not None and dense else "none"
+            raise NotApplicable(
+                f"class-fishing expects a dense output layer with a bias and a class {self.target}, found {found}; "
+                "choose another class or another attack."
+            )
+        others = torch.arange(len(bias), device=bias.device) != self.target
+        return {
+            **params,
+            f"{prefix}weight": weight.masked_fill(others.unsqueeze(1), 0.0),
+            f"{prefix}bias": torch.where(others, bias[self.target] + self.bias, bias),
+        }, {"target": torch.tensor(self.target)}
+
+    def run(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
+        seen = only_round(self, observation.rounds)
+        assert observation.trapdoor is not None
+        target = int(observation.trapdoor["target"])
+        last = _output_layer(observation, seen)
+        scale = _gradient_scale(observation, seen)
+        size = observation.knowledge.batch_size
+        if not isinstance(size, int):
+            raise NotApplicable(f"class-fishing expects one batch_size, found {size}; use then(PerClient(), …).")
+        # dL/do of a fished sample is -1 at the target (divided by the batch size), of any other sample 0.
+        counted = -size * scale * float(seen.update[last.bias or ""][target])
+        count = max(round(counted), 0)
+        status = _status(counted, count)
+        shape = observation.knowledge.input_shape or ()
+        diagnostics = {"target": target, "fished": count, "counted": counted}
+        if count == 0:
+            empty = seen.update[last.weight].new_zeros(0, *shape)
+            return Reconstruction(inputs=empty, status=status, diagnostics=diagnostics)
+        found = self.matching.run(_fished(observation, seen, last, target, count, scale * size / count), rng)
+        return dataclasses.replace(
+            found,
+            labels=torch.full((count,), target),
+            ambiguity=found.ambiguity | {"order"},
+            status=f"{status}; {found.status}",
+            diagnostics={**found.diagnostics, **diagnostics},
+        )
+
+
+def class_fishing() -> ClassFishing:
+    """Fishes one class out of a batch of any size and inverts its samples by gradient matching."""
+    return ClassFishing()
+
+
+def _output_layer(observation: Observation, seen: Round) -> DenseLayer:
+    last = trace(observation).output_layer()
+    if last is None or last.bias is None or last.bias not in seen.update or last.weight not in seen.update:
+        raise NotApplicable(
+            "class-fishing expects the weight and the bias of a dense output layer in the update, found none; "
+            "use gradient-matching instead."
+        )
+    return last
+
+
+def _gradient_scale(observation: Observation, seen: Round) -> float:
+    """What the update must be multiplied by to be the gradient of the batch."""
+    loss, rate = observation.knowledge.loss, observation.knowledge.local_lr
+    if loss is None or losses.name_of(loss) != "cross_entropy":
+        raise NotApplicable("class-fishing expects cross-entropy, found another loss; use gradient-matching instead.")
+    scale = 1.0 / seen.clients if seen.reduction == "sum" else 1.0
+    if seen.kind == "gradient":
+        return scale
+    if not rate or not one_local_step(observation, seen):
+        raise NotApplicable(
+            "class-fishing expects a gradient, or one local step at a known rate, found a delta of several steps; "
+            "use gradient-matching instead."
+        )
+    return -scale / rate
+
+
+def _status(counted: float, count: int) -> FishingStatus:
+    if abs(counted - count) > WHOLE:
+        return FishingStatus.OPEN
+    if count == 0:
+        return FishingStatus.ABSENT
+    return FishingStatus.ONE if count == 1 else FishingStatus.SEVERAL
+
+
+def _fished(
+    observation: Observation, seen: Round, last: DenseLayer, target: int, count: int, scale: float
+) -> Observation:
+    """What a client that holds only the fished samples would have sent of all layers but the last.
+
+    The last layer is left out: its rows are the only ones in which the other samples take part.
+    """
+    body = {name: scale * tensor for name, tensor in seen.update.items() if name not in (last.weight, last.bias)}
+    if not body:
+        raise NotApplicable("class-fishing expects layers below the last one, found none; use dense-inversion instead.")
+    device = next(iter(body.values())).device
+    knowledge = dataclasses.replace(
+        observation.knowledge, batch_size=count, labels=torch.full((count,), target, device=device)
+    )
+    part = dataclasses.replace(seen, update=body, kind="gradient", reduction="mean", clients=1)
+    return dataclasses.replace(observation, rounds=(part,), knowledge=knowledge)

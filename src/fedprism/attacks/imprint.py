@@ -1,0 +1,204 @@
+"""A server that sends a first layer which sorts the samples of a batch into bins, and reads off each bin.
+
+Fowl, Geiping, Czaja, Goldblum, Goldstein, "Robbing the Fed: Directly Obtaining Private Data in Federated Learning with
+Modified Models", ICLR 2022.
+
+Every row of the layer measures the same linear statistic of the input, here its mean; the biases are minus the edges of
+the bins. Behind a ReLU, a row passes the samples above its edge, and the columns of the next layer are all the same, so
+that a sample sends the same error to every row it passes. The gradients of two neighbouring rows then differ by the
+samples between their edges: where that is one sample, the difference of the weight gradients divided by that of the
+bias gradients is the sample itself.
+
+Differs from the paper in: the layer is one that the model has, a dense layer fed by the input with a ReLU and a dense
+layer behind it, not one put in front; the rows come in random order, which the trapdoor keeps; bins in which samples
+with opposite errors blend are told by values outside the pixel range or a statistic outside the bin, and left out.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedprism.attacks.base import Attack, only_round
+from fedprism.attacks.forward import input_box
+from fedprism.errors import BadInput, NotApplicable
+from fedprism.types import Observation, Reconstruction, Round, Update
+
+SLACK = 0.01
+"""How far outside the pixel range or its bin a sample may lie, relative to the range: rounding, not blending."""
+
+
+class ImprintStatus(StrEnum):
+    EXACT = "as many bins as samples answered: each holds one sample, read off exactly"
+    SOME = "fewer bins than samples answered: some of them blend the samples that they hold"
+    UNCOUNTED = "the bins that answered; how many samples there are is not known, so that some bins may blend several"
+    EMPTY = "no bin answered: no statistic lies between the edges, or the update holds nothing of this layer"
+
+
+class _Layers(NamedTuple):
+    """Names of the layer that is imprinted and of the one behind it."""
+
+    weight: str
+    bias: str
+    next_weight: str
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Imprint(Attack):
+    """Bins the mean of the input's values by the rows of the first dense layer.
+
+    centre, spread: the mean and standard deviation that the server expects of that statistic; the edges are the
+    quantiles of the normal distribution with these. floor: the smallest answer of a bin relative to the largest.
+    """
+
+    centre: float = 0.45
+    spread: float = 0.15
+    floor: float = 1e-4
+
+    citation: ClassVar[str] = "Fowl et al. 2022 (imprint layer)"
+
+    def __post_init__(self) -> None:
+        if not self.spread > 0 or not 0 < self.floor < 1:
+            raise BadInput(
+                f"expected a spread above 0 and a floor between 0 and 1, found {self.spread} and {self.floor}; "
+                "change the one that is out of range."
+            )
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"model", "input_shape", "trapdoor"})
+
+    @property
+    def uses(self) -> frozenset[str]:
+        return frozenset({"batch_size", "bounds", "normalization"})
+
+    def tamper(self, model: nn.Module, params: Update, rng: torch.Generator) -> tuple[Update, dict[str, Tensor]]:
+        """The parameters with an imprinted first layer, and the order of its rows."""
+        names = _layers(model, params)
+        weight, next_weight = params[names.weight], params[names.next_weight]
+        rows, features = weight.shape
+        order = torch.randperm(rows, generator=rng)
+        levels = (torch.arange(rows) + 0.5) / rows
+        edges = self.centre + self.spread * torch.special.ndtri(levels)
+        # Rows as long as the honest ones, which noise and a glance at their lengths tell less from these.
+        length = float(torch.linalg.vector_norm(weight, dim=1).mean()) or 1.0
+        gain = length * features**0.5
+        bias = torch.empty(rows).scatter(0, order, -gain * edges)
+        # One error for all rows; kept small, because the next layer adds up all rows.
+        column = torch.randn(len(next_weight), 1, generator=rng) / rows
+        return {
+            **params,
+            names.weight: torch.full_like(weight, gain / features),
+            names.bias: bias.to(params[names.bias]),
+            names.next_weight: column.to(next_weight).expand_as(next_weight).contiguous(),
+        }, {"order": order, "edges": edges}
+
+    def run(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
+        seen = only_round(self, observation.rounds)
+        assert observation.model is not None
+        assert observation.trapdoor is not None
+        names = _layers(observation.model, seen.params)
+        inputs, bins = self._bins(seen, names, observation.trapdoor)
+        inputs = inputs.to(seen.params[names.weight].dtype).view(-1, *(observation.knowledge.input_shape or ()))
+        kept = _within(inputs, observation)
+        size = observation.knowledge.batch_size
+        return Reconstruction(
+            inputs=inputs[kept],
+            ambiguity=frozenset({"order"}),
+            status=_status(int(kept.sum()), size if isinstance(size, int) else None),
+            diagnostics={"bins": bins[kept].tolist(), "answered": len(inputs), "left_out": int((~kept).sum())},
+        )
+
+    def _bins(self, seen: Round, names: _Layers, trapdoor: Update) -> tuple[Tensor, Tensor]:
+        """What each bin that answers holds, (answering, features), and the numbers of these bins."""
+        weight_grad, bias_grad = (_update(seen, name).double() for name in (names.weight, names.bias))
+        order = trapdoor["order"].to(weight_grad.device)
+        edges = trapdoor["edges"].to(weight_grad)
+        # The last bin has no upper edge.
+        steps = bias_grad[order] - torch.cat([bias_grad[order][1:], bias_grad.new_zeros(1)])
+        answers = steps.abs() > self.floor * steps.abs().max()
+        bins = answers.nonzero().flatten()
+        above = torch.cat([weight_grad[order], weight_grad.new_zeros(1, weight_grad.shape[1])])
+        inputs = (above[bins] - above[bins + 1]) / steps[bins].unsqueeze(1)
+        upper = torch.cat([edges[1:], edges.new_full((1,), torch.inf)])
+        slack, statistic = SLACK * self.spread, inputs.mean(1)
+        inside = (statistic > edges[bins] - slack) & (statistic < upper[bins] + slack)
+        return inputs[inside], bins[inside]
+
+
+def imprint() -> Imprint:
+    """Sorts the samples into bins by their mean value and reads off each bin, in closed form."""
+    return Imprint()
+
+
+def _layers(model: nn.Module, params: Update) -> _Layers:
+    """The two first layers, where they are dense with a ReLU between; found by watching a blank pass."""
+    own = [
+        (name, module)
+        for name, module in model.named_modules()
+        if next(module.parameters(recurse=False), None) is not None
+    ]
+    linear = [(f"{name}." if name else "", module) for name, module in own[:2] if isinstance(module, nn.Linear)]
+    found = "another kind of layer" if len(own) > 1 else "fewer layers"
+    if len(linear) == 2:
+        (first, one), (second, two) = linear
+        found = "no bias" if one.bias is None else "something other than a ReLU between them"
+        if one.bias is not None and _relu_between(model, params, one, two):
+            return _Layers(f"{first}weight", f"{first}bias", f"{second}weight")
+    raise NotApplicable(
+        "imprint expects a dense layer with a bias, a ReLU and a dense layer as the first layers of the model, "
+        f"found {found}; use mkor or class-fishing instead."
+    )
+
+
+def _relu_between(model: nn.Module, params: Update, first: nn.Linear, second: nn.Linear) -> bool:
+    """Whether the second layer is fed with the ReLU of the first one's outputs."""
+    names = [name for name, module in model.named_modules() if module in (first, second)]
+    model = copy.deepcopy(model).eval()
+    seen: list[Tensor] = []
+    hooks = [
+        model.get_submodule(names[0]).register_forward_hook(lambda _, __, outputs: seen.append(outputs.clone())),
+        model.get_submodule(names[1]).register_forward_pre_hook(lambda _, args: seen.append(args[0].clone())),
+    ]
+    like = params[f"{names[0]}.weight" if names[0] else "weight"]
+    inputs = torch.rand(2, first.in_features, generator=torch.Generator().manual_seed(0)).to(like) - 0.5
+    try:
+        with torch.no_grad():
+            functional_call(model, dict(params), (inputs,))
+    except RuntimeError:  # the model takes no flat inputs
+        return False
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return len(seen) == 2 and seen[0].shape == seen[1].shape and torch.equal(torch.relu(seen[0]), seen[1])
+
+
+def _update(seen: Round, name: str) -> Tensor:
+    if name not in seen.update:
+        raise NotApplicable(f"imprint expects '{name}' in the update, found none; record the whole update.")
+    return seen.update[name]
+
+
+def _within(inputs: Tensor, observation: Observation) -> Tensor:
+    """Which inputs are finite and within the pixel range, where that is known: blends of opposite signs are not."""
+    finite = torch.isfinite(inputs.flatten(1)).all(1)
+    box = input_box(observation)
+    if box is None or not len(inputs):
+        return finite
+    low, high = box
+    slack = SLACK * (high - low)
+    return finite & ((inputs >= low - slack) & (inputs <= high + slack)).flatten(1).all(1)
+
+
+def _status(answered: int, size: int | None) -> ImprintStatus:
+    if not answered:
+        return ImprintStatus.EMPTY
+    if size is None:
+        return ImprintStatus.UNCOUNTED
+    return ImprintStatus.EXACT if answered == size else ImprintStatus.SOME

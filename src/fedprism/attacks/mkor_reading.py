@@ -1,0 +1,151 @@
+"""Reading MKOR's dense layers: from the gradient of the first one to each class's features. See `mkor_head`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedprism.attacks.mkor_head import Gate, Head
+
+FAINT = 0.1
+"""How much of a sample has to be left of it where dropout cuts paths."""
+LOUD = 0.1
+"""Noise on the counts, in samples, from which on whole rows tell which classes are there."""
+TELLING = 0.3
+"""How far from a whole number a count of samples may be before it is not believed."""
+
+
+class ReadingStatus(StrEnum):
+    READ = "every class in the batch could be read"
+    DUMP_LOST = "every class in the batch could be read but the dump class"
+    NO_REFERENCE = (
+        "no class is absent from the batch, so that there is nothing to compare the rows with; "
+        "use a dump class or several nodes a class"
+    )
+    NOTHING = "no class stands out from the others: the parameters were not used, or noise hides everything"
+
+
+class Reading(NamedTuple):
+    """What the gradient of the first dense layer says.
+
+    features (answers, tracked features), the mean over the samples behind each answer; classes (answers,); counts
+    (answers,) how many samples that are; unread: classes in the batch that have no answer.
+    """
+
+    features: Tensor
+    classes: Tensor
+    counts: Tensor
+    unread: tuple[int, ...]
+    noise: float
+    """Spread of the counts of classes that are not in the batch, in samples; 0 where too few are absent to tell."""
+    status: ReadingStatus
+
+
+def read_head(
+    head: Head, weight_grad: Callable[[Tensor], Tensor], bias_grad: Tensor, batch: int, *, exact: bool
+) -> Reading:
+    """Read each class's mean features off the gradient: weight_grad(rows) is (rows, tracked features) of it.
+
+    `exact`: slopes are the same for all samples, so that a count of samples is a whole number.
+    """
+    found: list[_Gate] = []
+    higher: tuple[Tensor, Tensor] | None = None
+    summed = head.gate is Gate.SIDES and head.dump is None  # which samples are where differs from class to class
+    for gate in reversed(range(head.rows.shape[1])):
+        own = _gate_gradient(head, gate, weight_grad, bias_grad)
+        weights, biases = own
+        if higher is not None and head.gate is Gate.NESTED:  # what is active at the lower threshold alone
+            weights, biases = weights - higher[0], biases - higher[1]
+        elif higher is not None and summed:
+            weights, biases = weights + higher[0], biases + higher[1]
+        higher = own
+        if gate == 0 or not summed:
+            alone = summed or head.rows.shape[1] == 1
+            found.insert(0, _read_gate(head, weights, biases, batch, exact, alone=alone))
+    return _joined(head, found, batch)
+
+
+def _gate_gradient(
+    head: Head, gate: int, weight_grad: Callable[[Tensor], Tensor], bias_grad: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(classes, tracked features) and (classes,): the rows of all paths through a gate, as if the slope was 1."""
+    rows = head.rows[:, gate].to(bias_grad.device)
+    slopes = head.slopes[:, gate].to(bias_grad).sum(1)
+    weights = weight_grad(rows[:, 0])
+    for path in range(1, rows.shape[1]):
+        weights = weights + weight_grad(rows[:, path])
+    return weights / slopes.unsqueeze(1), bias_grad[rows].sum(1) / slopes
+
+
+class _Gate(NamedTuple):
+    features: Tensor
+    classes: Tensor
+    counts: Tensor
+    noise: float
+    readable: bool
+
+
+def _read_gate(head: Head, weights: Tensor, biases: Tensor, batch: int, exact: bool, *, alone: bool) -> _Gate:
+    """One gate's rows, one a class: which classes are there, and what each row is but for the common part."""
+    readable, noise = True, 0.0
+    if head.dump is None:
+        level, absent = _absent(biases, batch)
+        noise = float((batch * biases[absent]).std()) if int(absent.sum()) > 2 else 0.0
+        reference = weights[absent].mean(0)
+    else:
+        level, reference = biases.new_zeros(()), torch.zeros_like(weights[0])
+        others = batch * biases[torch.arange(len(biases), device=biases.device) != head.dump]
+        others = others[others.abs() < 0.5]
+        noise = float(others.std()) if len(others) > 2 else 0.0
+    gaps = batch * (level - biases)
+    if alone and head.dump is None:
+        # Gaps are samples: were the reference's class in the batch, each of its samples would be missing in all N.
+        readable = bool((gaps.sum() - batch).abs() < 0.5 * len(gaps))
+    loud = alone and exact and noise > LOUD
+    if loud:  # rows say the same as biases, in thousands of entries
+        pull = reference - weights
+        if head.dump is not None:
+            pull[head.dump] = 0.0
+        total = pull.sum(0)
+        gaps = batch * (pull @ total) / total.square().sum()
+    # Without a common part to subtract, what is there stands out by itself, however much of it dropout cut.
+    present = gaps > (0.5 if exact or head.dump is None else FAINT)
+    if head.dump is not None:
+        present[head.dump] = False
+    classes = present.nonzero().flatten()
+    whole = gaps[classes].round().clamp(min=1)
+    trusted = exact & (((gaps[classes] - whole).abs() < TELLING) | loud)
+    divisors = torch.where(trusted, whole, gaps[classes]) / batch
+    features = (reference - weights[classes]) / divisors.unsqueeze(1)
+    return _Gate(features, classes, whole.long(), noise, readable)
+
+
+def _absent(biases: Tensor, batch: int) -> tuple[Tensor, Tensor]:
+    """The bias gradient of classes that no sample has, and which these are: all within half a sample of the highest."""
+    level = biases.max()
+    for _ in range(3):
+        absent = biases > level - 0.5 / batch
+        level = biases[absent].mean()
+    return level, absent
+
+
+def _joined(head: Head, found: list[_Gate], batch: int) -> Reading:
+    readable = [gate for gate in found if gate.readable]
+    features, classes, counts = (
+        torch.cat([getattr(gate, field) for gate in readable]) if readable else getattr(found[0], field)[:0]
+        for field in ("features", "classes", "counts")
+    )
+    order = classes.argsort(stable=True)
+    status, unread = ReadingStatus.READ, tuple[int, ...]()
+    if not readable:
+        status = ReadingStatus.NO_REFERENCE
+        unread = tuple(range(head.rows.shape[0]))
+    elif not len(classes):
+        status = ReadingStatus.NOTHING
+    elif head.dump is not None and int(counts.sum()) < batch:
+        status, unread = ReadingStatus.DUMP_LOST, (head.dump,)
+    return Reading(features[order], classes[order], counts[order], unread, max(g.noise for g in found), status)

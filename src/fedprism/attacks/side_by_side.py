@@ -1,0 +1,262 @@
+"""Gradient matching of many updates in one tensor program: what is small leaves a machine idle when done one by one.
+
+`side_by_side(attack)` is an attack on an observation of several updates, such as `joined` makes of several of them.
+It gives every update what the attack alone would give it, up to rounding and the differences that `solvers.trials`
+names, and draws the starts of all of them from one generator. After a reduction it takes all parts at once:
+`then(Disaggregation(), side_by_side(inverting_gradients()))`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, vmap
+
+from fedprism import progress
+from fedprism.attacks.base import Attack, PerClient
+from fedprism.attacks.forward import Forward, forward_model, input_box
+from fedprism.attacks.gradient_matching import GradientMatching
+from fedprism.batchnorm import Pull
+from fedprism.client import FedSGD
+from fedprism.defenses.base import Chain, Defense
+from fedprism.errors import NotApplicable
+from fedprism.solvers.convolutions import AsProducts
+from fedprism.solvers.matching import LBFGS
+from fedprism.solvers.trials import Trials, TrialStatus, match_trials
+from fedprism.types import Observation, Reconstruction, Update
+
+ONE_BY_ONE = "attack them one by one with then(PerClient(), attack)"
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class SideBySide(Attack):
+    """Build it with `side_by_side`. At most `memory` bytes are used at a time, as far as one can tell."""
+
+    attack: GradientMatching
+    memory: int = 2**31
+
+    reads_many: ClassVar[bool] = True
+    citation: ClassVar[str] = "the attack's, which is run on many updates at once; fedprism 2026"
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return self.attack.needs
+
+    @property
+    def uses(self) -> frozenset[str]:
+        return self.attack.uses
+
+    def run(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
+        attack, parts = self.attack, PerClient().reduce(observation)
+        problem = _problem(attack, parts)
+        starts = [self._starts(problem, rng) for _ in range(attack.restarts)]
+        heat = int(attack.race * attack.iterations)
+        left = attack.iterations - heat * attack.restarts if heat else 0
+        total = heat * attack.restarts + left if heat else attack.iterations * attack.restarts
+        found = [
+            self._matched(problem, start, heat or attack.iterations, number * (heat or attack.iterations), total)
+            for number, start in enumerate(starts)
+        ]
+        best = _best(found)
+        if left:
+            again = _Start(best.inputs, best.label_logits)
+            best = _best([best, self._matched(problem, again, left, total - left, total)])
+        return _answer(problem, best, parts, starts[0].inputs)
+
+    def _starts(self, problem: _Problem, rng: torch.Generator) -> _Start:
+        like, size = problem.target[0], problem.batch
+        inputs, logits = list[Tensor](), list[Tensor]()
+        for _ in range(problem.trials):
+            inputs.append(self.attack.start((size, *problem.input_shape), rng))
+            if problem.labels is None:
+                logits.append(torch.randn(size, problem.classes, generator=rng))
+        return _Start(torch.stack(inputs).to(like), torch.stack(logits).to(like) if logits else None)
+
+    def _matched(self, problem: _Problem, start: _Start, iterations: int, done: int, total: int) -> Trials:
+        """All trials, as many at a time as the memory holds."""
+        attack, together = self.attack, max(1, self.memory // self._bytes_a_trial(problem))
+        found = list[Trials]()
+        for first in range(0, problem.trials, together):
+            part = problem.part(slice(first, first + together))
+            share, passed = len(part.target[0]) / problem.trials, first / problem.trials
+            found.append(
+                match_trials(
+                    part.gradients_of,
+                    part.target,
+                    start.inputs[first : first + together],
+                    label_start=None if start.logits is None else start.logits[first : first + together],
+                    distance=attack.distance,
+                    priors=attack.priors,
+                    optimizer=attack.optimizer,
+                    lr=attack.lr,
+                    iterations=iterations,
+                    tolerance=attack.tolerance,
+                    box=problem.box,
+                    progress=lambda step, of, share=share, passed=passed: progress.report(  # type: ignore[misc]
+                        int(done + iterations * (passed + share * step / of)), total
+                    ),
+                )
+            )
+        return _joined(found)
+
+    def _bytes_a_trial(self, problem: _Problem) -> int:
+        """Curvature or moments, parameters with two orders of gradients, and what the layers leave behind."""
+        optimizer, example = self.attack.optimizer, problem.target[0].element_size()
+        pixels = problem.batch * (torch.Size(problem.input_shape).numel() + problem.classes)
+        remembered = 2 * optimizer.history if isinstance(optimizer, LBFGS) else 4
+        weights = sum(tensor[0].numel() for tensor in problem.target)
+        return example * ((remembered + 10) * pixels + 6 * weights + 60 * pixels)
+
+
+def side_by_side(attack: GradientMatching, *, memory: int = 2**31) -> SideBySide:
+    """The attack on all updates of an observation at once, `memory` bytes of them at a time."""
+    return SideBySide(attack=attack, memory=memory)
+
+
+class _Start(NamedTuple):
+    inputs: Tensor
+    logits: Tensor | None
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """Every update to be explained: parameters and targets are (trials, *shape), labels (trials, batch) or unknown."""
+
+    forward: Forward
+    params: Update
+    target: tuple[Tensor, ...]
+    labels: Tensor | None
+    note: str
+    batch: int
+    classes: int
+    input_shape: tuple[int, ...]
+    box: tuple[Tensor, Tensor] | None
+
+    @property
+    def trials(self) -> int:
+        return len(self.target[0])
+
+    def part(self, chosen: slice) -> _Problem:
+        return replace(
+            self,
+            params={name: tensor[chosen].requires_grad_() for name, tensor in self.params.items()},
+            target=tuple(tensor[chosen] for tensor in self.target),
+            labels=None if self.labels is None else self.labels[chosen],
+        )
+
+    def gradients_of(self, inputs: Tensor, logits: Tensor | None) -> list[Tensor]:
+        """What clients would have sent, differentiably."""
+        loss, model = self.forward.defense.on_loss(self.forward.loss), self.forward.model
+
+        def own_loss(params: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+            return loss(functional_call(model, {**params, **self.forward.buffers}, (x,)), y)
+
+        labels = self.labels if logits is None else torch.softmax(logits, dim=-1)
+        assert labels is not None
+        with AsProducts() if inputs.is_cuda else nullcontext():
+            # The gradient of the sum: no client's loss depends on another's parameters.
+            total = vmap(own_loss)(dict(self.params), inputs, labels).sum()
+        sent = [self.params[name] for name in self.forward.names]
+        return list(torch.autograd.grad(total, sent, create_graph=True, allow_unused=True, materialize_grads=True))
+
+
+def _problem(attack: GradientMatching, parts: Sequence[Observation]) -> _Problem:
+    if not parts:
+        raise NotApplicable("side-by-side expects at least one update, found none; record a round first.")
+    sizes = {part.knowledge.batch_size for part in parts}
+    if len(sizes) > 1 or not isinstance(batch := sizes.pop(), int):
+        raise NotApplicable(f"side-by-side expects updates of batches of one size, found several; {ONE_BY_ONE}.")
+    if attack.pull is not Pull.NONE:
+        raise NotApplicable(f"side-by-side expects an attack that pulls no statistics, found {attack!r}; {ONE_BY_ONE}.")
+    forwards = [
+        forward_model(part, part.rounds[0], unroll=attack.unroll, adaptive=attack.adaptive, normalise=attack.normalise)
+        for part in parts
+    ]
+    for forward in forwards:
+        if not isinstance(forward.protocol, FedSGD) or not _changes_only_the_loss(forward.defense):
+            raise NotApplicable(
+                "side-by-side expects gradients that nothing but the loss has changed, found several local steps or a "
+                f"defense on batches or updates; {ONE_BY_ONE}."
+            )
+    if len({tuple((name, tensor.shape) for name, tensor in _sent(forward).items()) for forward in forwards}) > 1:
+        raise NotApplicable(f"side-by-side expects updates of the same parameters, found different ones; {ONE_BY_ONE}.")
+    given = [attack._labels(part, part.rounds[0], batch) for part in parts]
+    labels = [labels.fixed for labels in given if labels.fixed is not None]
+    return _Problem(
+        forward=forwards[0],
+        params={name: torch.stack([f.params[name].detach() for f in forwards]) for name in forwards[0].params},
+        target=tuple(torch.stack(tensors) for tensors in zip(*(f.target for f in forwards), strict=True)),
+        labels=torch.stack(labels) if labels else None,
+        note="; ".join(dict.fromkeys(labels.note for labels in given)),
+        batch=batch,
+        classes=given[0].classes,
+        input_shape=tuple(parts[0].knowledge.input_shape or ()),
+        box=input_box(parts[0]),
+    )
+
+
+def _sent(forward: Forward) -> dict[str, Tensor]:
+    return dict(zip(forward.names, forward.target, strict=True))
+
+
+def _changes_only_the_loss(defense: Defense) -> bool:
+    parts = defense.defenses if isinstance(defense, Chain) else (defense,)
+    stages = ("on_batch", "on_examples", "on_update")
+    return all(getattr(type(part), stage) is getattr(Defense, stage) for part in parts for stage in stages)
+
+
+def _joined(found: Sequence[Trials]) -> Trials:
+    """The trials of several runs, one after the other."""
+    logits = [part.label_logits for part in found if part.label_logits is not None]
+    return Trials(
+        inputs=torch.cat([part.inputs for part in found]),
+        label_logits=torch.cat(logits) if logits else None,
+        objectives=torch.cat([part.objectives for part in found]),
+        statuses=tuple(status for part in found for status in part.statuses),
+        steps=max(part.steps for part in found),
+        stepping=found[0].stepping,
+    )
+
+
+def _best(found: Sequence[Trials]) -> Trials:
+    """For every trial the run with the smallest objective."""
+    if len(found) == 1:
+        return found[0]
+    chosen = torch.stack([part.objectives for part in found]).argmin(0)
+    rows = torch.arange(len(chosen), device=chosen.device)
+    logits = [part.label_logits for part in found if part.label_logits is not None]
+    return Trials(
+        inputs=torch.stack([part.inputs for part in found])[chosen, rows],
+        label_logits=torch.stack(logits)[chosen, rows] if logits else None,
+        objectives=torch.stack([part.objectives for part in found])[chosen, rows],
+        statuses=tuple(found[run].statuses[row] for row, run in enumerate(chosen.tolist())),
+        steps=sum(part.steps for part in found),
+        stepping=found[0].stepping,
+    )
+
+
+def _answer(problem: _Problem, best: Trials, parts: Sequence[Observation], starts: Tensor) -> Reconstruction:
+    labels = problem.labels if best.label_logits is None else best.label_logits.argmax(dim=-1)
+    assert labels is not None
+    counts = {status: best.statuses.count(status) for status in TrialStatus if status in best.statuses}
+    told = [f"{count} of {len(parts)}: {status}" for status, count in counts.items()]
+    return Reconstruction(
+        inputs=best.inputs.flatten(0, 1),
+        labels=labels.flatten(0, 1),
+        owners=tuple(part.subject or f"update {k}" for k, part in enumerate(parts) for _ in range(problem.batch)),
+        ambiguity=frozenset({"order"}),
+        status="; ".join([*told, f"labels {problem.note}"]),
+        diagnostics={
+            "objectives": best.objectives.tolist(),
+            "statuses": [status.name for status in best.statuses],
+            "starts": starts.flatten(0, 1).cpu(),
+            "steps_run": best.steps,
+            "stepping": best.stepping,
+            "labels": problem.note,
+        },
+    )

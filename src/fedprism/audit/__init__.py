@@ -1,0 +1,48 @@
+"""The audit: from a plan to records that say what leaks, to whom, and what a defense changes.
+
+setup = audit.prepare("plan.toml")
+audit.run_audit(setup, "results")
+for finished in audit.load_audit("results"):
+    print(finished.outcome, finished.cell, finished.record)
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from fedprism.audit.cell import Finished
+from fedprism.audit.execution import Progress, run_audit
+from fedprism.audit.folder import Audit, load_audit
+from fedprism.audit.grid import Grid, lay_out
+from fedprism.audit.materials import Setup, plan_folder
+from fedprism.audit.plan import Plan, checked_plan, load_plan, parse_plan
+from fedprism.audit.summary import Gate, parse_gate, verdicts
+
+__all__ = [
+    "Audit",
+    "Finished",
+    "Gate",
+    "Grid",
+    "Plan",
+    "Progress",
+    "Setup",
+    "checked_plan",
+    "lay_out",
+    "load_audit",
+    "load_plan",
+    "parse_gate",
+    "parse_plan",
+    "prepare",
+    "run_audit",
+    "verdicts",
+]
+
+
+def prepare(
+    plan: str | os.PathLike[str] | Plan, *, data_dir: Path | None = None, base: str | os.PathLike[str] | None = None
+) -> Setup:
+    """A plan, or the file of one, ready to be run. Paths in it start at `base`: else at the file's folder."""
+    if isinstance(plan, Plan):
+        return Setup(plan, Path(base or "."), data_dir)
+    return Setup(load_plan(plan), Path(base) if base is not None else plan_folder(plan), data_dir)

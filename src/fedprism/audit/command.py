@@ -1,0 +1,135 @@
+"""What `fedprism audit` and `fedprism plan init` do; the command line only reads the flags."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from fedprism import devices, report, results
+from fedprism.audit import Setup, estimate, exports, lay_out, parse_gate, prepare, run_audit, template, verdicts
+from fedprism.audit.execution import Listener, Progress
+from fedprism.audit.grid import Grid, configurations
+from fedprism.audit.summary import summarised, title
+from fedprism.errors import BadInput
+from fedprism.executing import Executor, Processes, RayCluster
+
+MOST_LISTED = 40
+
+
+def carry_out(
+    path: Path,
+    output: Path,
+    *,
+    console: Console,
+    errors: Console,
+    resume: bool = False,
+    workers: int | None = None,
+    ray: str | None = None,
+    fail_above: Sequence[str] = (),
+    dry_run: bool = False,
+    data_dir: Path | None = None,
+    device: str | None = None,
+) -> int:
+    """Audit a plan and return the exit code: 1 where a gate is closed."""
+    if workers is not None and ray is not None:
+        raise BadInput("expected --workers or --ray, found both; leave one out.")
+    setup = prepare(path, data_dir=data_dir)
+    metrics = setup.plan.scores.metrics
+    gates = [parse_gate(text, [*metrics, "columns"]) for text in fail_above]
+    place = devices.pick(device)
+    if not dry_run:
+        results.require_writable(output)
+    grid = lay_out(setup)
+    if dry_run:
+        _show_grid(setup, grid, device, console)
+        return 0
+    executor = _executor(setup, grid, workers, ray, device, place.type)
+    with _bar(errors) as listen:
+        found = run_audit(
+            setup, output, resume=resume, executor=executor, device=device, gates=gates, listen=listen, grid=grid
+        )
+    page = report.conclude(setup, output)
+    rows = summarised(found)
+    console.print(exports.table(rows, metrics))
+    for row in rows:
+        for reason in row.reasons:
+            console.print(f"- {title(row.cell)}: {reason}", soft_wrap=True)
+    console.print(f"The report, with what was not tested and why: {page}", soft_wrap=True)
+    closed = verdicts(rows, gates)
+    for sentence in closed:
+        console.print(sentence, soft_wrap=True)
+    return 1 if closed else 0
+
+
+def write_plan(path: Path, model: str | None, data: str | None, console: Console) -> None:
+    """Write a commented plan; an existing file is left alone."""
+    if path.exists():
+        raise BadInput(f"expected a new file for the plan, found '{path}'; choose another name with -o.")
+    results.require_writable(path.parent)
+    path.write_text(template.text(model, data))
+    console.print(f"{path} is a plan with every key explained. Next: fedprism audit {path} --dry-run", soft_wrap=True)
+
+
+def _executor(
+    setup: Setup, grid: Grid, workers: int | None, ray: str | None, device: str | None, kind: str
+) -> Executor:
+    """Always processes of their own: a cell that crashes, or is killed, is then one failed record."""
+    if ray is not None:
+        return RayCluster(address=None if ray == "local" else ray, gpus=1.0 if kind == "cuda" else 0.0)
+    fitting = estimate.workers_that_fit(setup, grid, workers or 1, devices.pick(device))
+    return Processes(workers=fitting, timeout=setup.plan.limits.seconds)
+
+
+def _show_grid(setup: Setup, grid: Grid, device: str | None, console: Console) -> None:
+    listed = list(configurations(grid.cells))
+    for cell, members in listed[:MOST_LISTED]:
+        console.print(f"{len(members):>4} x  {title(cell)}", soft_wrap=True)
+    if len(listed) > MOST_LISTED:
+        console.print(f"        and {len(listed) - MOST_LISTED} further configurations")
+    for each in grid.skipped:
+        console.print(f"not tested: {each.what}: {each.why}", soft_wrap=True)
+    console.print(f"{len(grid.cells)} cells, {estimate.estimate(setup, grid, device)}", soft_wrap=True)
+
+
+@contextmanager
+def _bar(console: Console) -> Iterator[Listener]:
+    """A bar with the time left on a terminal, elsewhere a line every tenth of the way."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    if not console.is_terminal:
+        yield _lines(console)
+        return
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left:"),
+        TimeRemainingColumn(),
+    )
+    with Bar(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("cells", total=None)
+
+        def listen(progress: Progress) -> None:
+            if progress.cell is None:  # cells of an earlier run say nothing about how fast this one is
+                bar.reset(task, total=progress.total - progress.earlier)
+            bar.update(task, completed=progress.done - progress.earlier)
+
+        yield listen
+
+
+def _lines(console: Console) -> Listener:
+    last = -1
+
+    def listen(progress: Progress) -> None:
+        nonlocal last
+        tenth = 10 * progress.done // max(progress.total, 1)
+        if tenth > last and progress.cell is not None:
+            last = tenth
+            console.print(f"{progress.done} of {progress.total} cells")
+
+    return listen

@@ -1,0 +1,150 @@
+"""How long an audit will take and how much memory, measured on shortened cells instead of guessed."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from fedprism.audit.cell import run_cell
+from fedprism.audit.entries import AttackEntry
+from fedprism.audit.grid import Cell, Grid, UtilityCell
+from fedprism.audit.materials import Setup
+from fedprism.executing import Failure, Processes
+
+SHORTENED = 20
+"""Iterations of a shortened attack: enough that the start does not count for much."""
+PATIENCE = 45.0
+"""Seconds that a shortened cell may take, its process's start included; what takes longer is told as at least that."""
+MOST_WAITED_FOR = 2
+"""Cells that may take too long before no further ones are tried."""
+MOST_PROBES = 12
+CONTEXT = 700 * 2**20
+"""What a process takes of a GPU's memory before it does anything."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    seconds: float
+    at_least: bool
+    """Whether a shortened cell did not finish, so that it may take much longer."""
+    memory: int
+    """Bytes that one worker takes of the machine's memory."""
+    gpu_memory: int
+
+    def __str__(self) -> str:
+        bound = "at least " if self.at_least else "about "
+        gpu = f" and {_megabytes(self.gpu_memory)} of the GPU's" if self.gpu_memory else ""
+        return f"{bound}{duration(self.seconds)} with one worker, {_megabytes(self.memory)} of memory{gpu} a worker"
+
+
+class _Probe(NamedTuple):
+    seconds: float
+    memory: int
+    gpu_memory: int
+
+
+def estimate(setup: Setup, grid: Grid, device: str | None = None) -> Estimate:
+    """Run the first cell of each kind in shortened form, in a process of its own, and scale up."""
+    groups: dict[tuple[object, ...], list[Cell]] = {}
+    for cell in grid.cells:
+        groups.setdefault(_sort(cell), []).append(cell)
+    chosen = list(groups.values())[:MOST_PROBES]
+    probes = _probes(setup, device, [members[0] for members in chosen])
+    seconds = [PATIENCE if probe is None else probe.seconds for probe in probes]
+    known = sum(each * len(members) for each, members in zip(seconds, chosen, strict=True))
+    others = len(grid.cells) - sum(map(len, chosen))
+    total = known + others * math.fsum(seconds) / len(seconds)
+    return Estimate(
+        seconds=total,
+        at_least=None in probes,
+        memory=max((probe.memory for probe in probes if probe is not None), default=0),
+        gpu_memory=max((probe.gpu_memory for probe in probes if probe is not None), default=0),
+    )
+
+
+def workers_that_fit(setup: Setup, grid: Grid, workers: int, device: torch.device) -> int:
+    """How many workers the GPU has memory for, by the cell with the largest batch; on the CPU as many as asked for."""
+    if device.type != "cuda" or workers == 1:
+        return workers
+    largest = max(grid.cells, key=lambda cell: getattr(cell, "batch_size", 0) * getattr(cell, "clients", 1))
+    (probe,) = _probes(setup, str(device), [largest])
+    if probe is None:
+        return workers
+    free, _ = torch.cuda.mem_get_info(device)
+    return max(1, min(workers, int(free // (1.2 * probe.gpu_memory + CONTEXT))))
+
+
+def duration(seconds: float) -> str:
+    """A length of time in the unit that suits it."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _probes(setup: Setup, device: str | None, cells: Sequence[Cell]) -> list[_Probe | None]:
+    found: list[_Probe | None] = [None] * len(cells)
+    missed = 0
+    for index, outcome in Processes(workers=1, timeout=PATIENCE).run(partial(_probe, setup, device), cells):
+        found[index] = None if isinstance(outcome, Failure) else outcome
+        missed += isinstance(outcome, Failure)
+        if missed == MOST_WAITED_FOR:
+            break
+    return found
+
+
+def _probe(setup: Setup, device: str | None, cell: Cell) -> _Probe:
+    setup.materials()  # loaded once a worker, so not part of a cell's time
+    factor = 1.0
+    if isinstance(cell, UtilityCell):
+        wanted = setup.plan.utility
+        assert wanted is not None
+        short = wanted.model_copy(update={"epochs": 1, "seeds": wanted.seeds[:1], "timed_steps": 0})
+        factor = wanted.epochs * len(wanted.seeds)
+        setup = dataclasses.replace(setup, plan=setup.plan.model_copy(update={"utility": short}))
+        setup.materials()
+    else:
+        entry, factor = _shortened(cell.attack)
+        cell = dataclasses.replace(cell, attack=entry)
+    gpu = torch.cuda.is_available()
+    if gpu:
+        torch.cuda.reset_peak_memory_stats()
+    seconds = run_cell(setup, device, cell).seconds
+    return _Probe(seconds * factor, _peak_memory(), torch.cuda.max_memory_allocated() if gpu else 0)
+
+
+def _shortened(entry: AttackEntry) -> tuple[AttackEntry, float]:
+    """The attack with few iterations, and how many times longer the whole one takes."""
+    if entry.then is not None:
+        after, factor = _shortened(entry.then)
+        return entry.model_copy(update={"then": after}), factor
+    iterations = getattr(entry.make(), "iterations", None)
+    if not isinstance(iterations, int) or iterations <= SHORTENED:
+        return entry, 1.0
+    settings = {**entry.settings, "iterations": SHORTENED}
+    return entry.model_copy(update={"settings": settings}), iterations / SHORTENED
+
+
+def _sort(cell: Cell) -> tuple[object, ...]:
+    """Cells that take about as long as each other."""
+    return (cell.kind, *(str(cell.described().get(key)) for key in ("settings", "batch_size", "clients", "protocol")))
+
+
+def _peak_memory() -> int:
+    """The most that this process has had in memory, in bytes; 0 where the system does not tell."""
+    try:
+        import resource
+    except ImportError:
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 2**20:.0f} MB"

@@ -1,0 +1,251 @@
+"""The summary of an audit for terminals, pull requests, spreadsheets and pipelines."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+from xml.etree import ElementTree
+
+from rich import box
+from rich.table import Table
+
+from fedprism.audit.choosing import Skipped
+from fedprism.audit.summary import Figure, Gate, Row, title, verdicts
+
+SETTING = (
+    "kind",
+    "capture",
+    "attack",
+    "settings",
+    "threat",
+    "defense",
+    "defense_settings",
+    "clients",
+    "batch_size",
+    "protocol",
+    "loss",
+)
+
+LEGEND = (
+    "Means over the samples that an attack answered for and over seeds, with the 95 % interval over seeds. In brackets "
+    "the best of the null baselines (blank, mean, noise, another sample): an attack that is no better recovered "
+    "nothing that the metric sees."
+)
+SHORT = ("kind", "capture", "attack", "threat", "defense", "clients", "batch_size", "protocol", "loss")
+
+
+def table(rows: Sequence[Row], metrics: Sequence[str]) -> Table:
+    """One line a configuration, for the terminal: what differs between them, and the first two metrics."""
+    names = _measured(rows, metrics)[:2]
+    differing = [key for key in SHORT if len({str(row.cell.get(key)) for row in rows}) > 1]
+    shared = {key: rows[0].cell[key] for key in SHORT if key not in differing and key in rows[0].cell} if rows else {}
+    caption = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in shared.items())
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, caption=caption or None)
+    costed = any(row.accuracy is not None for row in rows)
+    for column in (*differing, *names, "answered", "labels", *(["accuracy"] if costed else []), "outcome"):
+        right = column in names or column in ("clients", "batch_size")
+        shown.add_column(column.replace("_", " "), justify="right" if right else "left", overflow="fold")
+    for row in rows:
+        shown.add_row(
+            *(str(row.cell.get(key, "")) for key in differing),
+            *(_figure(row.figure(name)) for name in names),
+            _answered(row),
+            _labels(row),
+            *([_accuracy(row)] if costed else []),
+            _outcome(row),
+        )
+    return shown
+
+
+def markdown(
+    name: str, rows: Sequence[Row], metrics: Sequence[str], skipped: Sequence[Skipped], closed: Sequence[str]
+) -> str:
+    """For a pull request: the gate's verdict first, then the numbers, then what was not tested."""
+    names = _measured(rows, metrics)
+    lines = [f"# {_cell(name or 'Privacy audit')}", ""]
+    if closed:
+        lines += ["**The gate is closed.**", "", *(f"- {_cell(sentence)}" for sentence in closed), ""]
+    lines += [
+        LEGEND,
+        "",
+        f"| configuration | {' | '.join([*names, 'answered', 'labels', 'outcome'])} |",
+        f"|---|{'---|' * (len(names) + 3)}",
+    ]
+    attacks = [row for row in rows if row.cell["kind"] != "utility"]
+    for row in attacks:
+        figures = [_figure(row.figure(metric)) for metric in names]
+        shown = " | ".join([*figures, _answered(row), _labels(row), _outcome(row)])
+        lines.append(f"| {_cell(title(row.cell))} | {shown} |")
+    lines += [*_by_column(attacks), *_costs(rows)]
+    if skipped:
+        lines += ["", "## Not tested", "", *(f"- {_cell(each.what)}: {_cell(each.why)}" for each in skipped)]
+    return "\n".join([*lines, ""])
+
+
+def as_csv(rows: Sequence[Row]) -> bytes:
+    """One line a configuration, every number of it."""
+    lines = [_flat(row) for row in rows]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=_columns(lines), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({key: _safe(value) for key, value in line.items()} for line in lines)
+    return text.getvalue().encode()
+
+
+def as_parquet(rows: Sequence[Row]) -> bytes | None:
+    """The same for data frames; None where pyarrow is not installed."""
+    if importlib.util.find_spec("pyarrow") is None:
+        return None
+    import pyarrow
+    import pyarrow.parquet
+
+    lines = [_flat(row) for row in rows]
+    columns = {name: [line.get(name) for line in lines] for name in _columns(lines)}
+    file = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table(columns), file)
+    return file.getvalue()
+
+
+def junit(rows: Sequence[Row], gates: Sequence[Gate]) -> bytes:
+    """One test case a configuration: a tripped gate is a failure, a failed cell an error."""
+    counts = {"tests": len(rows), "failures": 0, "errors": 0, "skipped": 0}
+    suite = ElementTree.Element("testsuite", name="fedprism audit")
+    for row in rows:
+        case = ElementTree.SubElement(
+            suite, "testcase", classname=_clean(row.cell["kind"]), name=_clean(title(row.cell))
+        )
+        tripped = [(gate, value) for gate in gates if (value := gate.tripped(row)) is not None]
+        reasons = _clean("; ".join(row.reasons))
+        if tripped:
+            said = "; ".join(f"{gate.metric} {value:.4g} is above {gate.limit:g}" for gate, value in tripped)
+            ElementTree.SubElement(case, "failure", message=said)
+            counts["failures"] += 1
+        elif row.outcomes.get("failed"):
+            ElementTree.SubElement(case, "error", message=reasons)
+            counts["errors"] += 1
+        elif not row.outcomes.get("done"):
+            ElementTree.SubElement(case, "skipped", message=reasons)
+            counts["skipped"] += 1
+    suite.attrib.update({key: str(value) for key, value in counts.items()})
+    text: bytes = ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
+    return text + b"\n"
+
+
+def export(
+    name: str, rows: Sequence[Row], metrics: Sequence[str], skipped: Sequence[Skipped], gates: Sequence[Gate]
+) -> dict[str, bytes]:
+    """The files beside results.json."""
+    files = {
+        "summary.md": markdown(name, rows, metrics, skipped, verdicts(rows, gates)).encode(),
+        "results.csv": as_csv(rows),
+        "junit.xml": junit(rows, gates),
+    }
+    parquet = as_parquet(rows)
+    return files if parquet is None else {**files, "results.parquet": parquet}
+
+
+def _flat(row: Row) -> dict[str, Any]:
+    line = {key: row.cell[key] for key in SETTING if key in row.cell}
+    line |= {outcome: row.outcomes.get(outcome, 0) for outcome in ("done", "skipped", "failed")}
+    line |= {"samples": row.samples, "answered": row.answered}
+    for name in row.means:
+        figure = row.figure(name)
+        assert figure is not None
+        line |= {name: figure.mean, f"{name}_low": figure.low, f"{name}_high": figure.high}
+        line |= {f"{name}_closest": figure.closest, f"{name}_null": figure.null}
+    line |= {f"column {name}": _mean(values) for name, values in row.by_column.items()}
+    line |= {"labels_leaked": _mean(list(map(float, row.labels))), "residual": _mean(row.residuals)}
+    line |= {"accuracy": row.accuracy, "epsilon": row.epsilon, "time_factor": row.time_factor}
+    return {**line, "status": "; ".join(row.statuses), "reason": "; ".join(row.reasons)}
+
+
+def _columns(lines: Iterable[dict[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(key for line in lines for key in line))
+
+
+def _safe(value: Any) -> Any:
+    """A spreadsheet takes a word that starts like this for a formula."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
+
+
+def _measured(rows: Sequence[Row], metrics: Sequence[str]) -> list[str]:
+    wanted = ["columns", *metrics, "update-error"]
+    return [name for name in wanted if any(name in row.means for row in rows)]
+
+
+def _by_column(rows: Sequence[Row]) -> list[str]:
+    tables = [row for row in rows if row.by_column]
+    if not tables:
+        return []
+    names = list(tables[0].by_column)
+    lines = ["", "## Columns that came back", "", f"| configuration | {' | '.join(map(_cell, names))} |"]
+    lines.append(f"|---|{'---|' * len(names)}")
+    for row in tables:
+        shares = " | ".join(f"{_mean(row.by_column.get(name, [])) or 0:.0%}" for name in names)
+        lines.append(f"| {_cell(title(row.cell))} | {shares} |")
+    return lines
+
+
+def _costs(rows: Sequence[Row]) -> list[str]:
+    costs = [row for row in rows if row.cell["kind"] == "utility"]
+    if not costs:
+        return []
+    lines = ["", "## What defenses cost", "", "| defense | accuracy | time a step | epsilon |", "|---|---|---|---|"]
+    for row in costs:
+        accuracy = _accuracy(row)
+        if row.interval is not None:
+            accuracy += f" ({row.interval[0]:.1%} to {row.interval[1]:.1%})"
+        time = "" if row.time_factor is None else f"{row.time_factor:.2f} x"
+        lines.append(
+            f"| {_cell(str(row.cell['defense']))} | {accuracy or _outcome(row)} | {time} | {_number(row.epsilon)} |"
+        )
+    return lines
+
+
+def _figure(figure: Figure | None) -> str:
+    if figure is None:
+        return ""
+    shown = _number(figure.mean)
+    if figure.low is not None and figure.high is not None and math.isfinite(figure.low):
+        shown += f" ±{_number((figure.high - figure.low) / 2)}"
+    return shown if figure.null is None else f"{shown} ({_number(figure.null)})"
+
+
+def _answered(row: Row) -> str:
+    return f"{row.answered}/{row.samples}" if row.samples else ""
+
+
+def _labels(row: Row) -> str:
+    return "" if not row.labels else f"{sum(row.labels)}/{len(row.labels)} leaked"
+
+
+def _accuracy(row: Row) -> str:
+    return "" if row.accuracy is None else f"{row.accuracy:.1%}"
+
+
+def _outcome(row: Row) -> str:
+    counts = [f"{count} {outcome}" for outcome, count in row.outcomes.items()]
+    return ", ".join(counts) if len(counts) > 1 else next(iter(row.outcomes), "")
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
+
+
+def _cell(text: str) -> str:
+    """Text of a plan or a file name inside a Markdown table: no markup, one line."""
+    escaped = "".join(f"\\{c}" if c in "\\`*_[]<>|#" else c if c.isprintable() else " " for c in text)
+    return escaped.replace("&", "&amp;")
+
+
+def _clean(text: str) -> str:
+    """Without the control characters that XML cannot hold at all."""
+    return "".join(c if c.isprintable() else " " for c in text)

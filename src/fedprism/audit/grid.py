@@ -1,0 +1,258 @@
+"""The cells of a plan: every combination that makes sense, and a reason for each that does not.
+
+What makes sense, and what is chosen where the plan does not say, is decided in `choosing`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+
+from fedprism.audit.choosing import Skipped, default_attacks, default_threats, pointless, probe_of
+from fedprism.audit.entries import AttackEntry, DefenseEntry, ProtocolEntry, ThreatEntry, chains, made_chain
+from fedprism.audit.materials import Materials, Setup
+from fedprism.audit.plan import Plan
+from fedprism.errors import BadPlan
+from fedprism.scenario import check_fits
+
+MOST_CELLS = 100_000
+MOST_VALUES = 2**28
+"""Values in what all clients of a cell hold together."""
+
+
+class _Cell:
+    def described(self) -> dict[str, Any]:
+        """What the cell is, in words and numbers: its name in records. No path."""
+        raise NotImplementedError
+
+    @cached_property
+    def id(self) -> str:
+        """Depends on what the cell is, not on where in the grid it stands."""
+        text = json.dumps(self.described(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackCell(_Cell):
+    """One attack on one simulated federation."""
+
+    kind: ClassVar[str] = "attack"
+    clients: int
+    batch_size: int
+    protocol: ProtocolEntry
+    loss: str
+    defense: tuple[DefenseEntry, ...]
+    threat: ThreatEntry
+    attack: AttackEntry
+    seed: int
+
+    def described(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "attack": self.attack.label,
+            "settings": repr(self.attack.make()),
+            "threat": self.threat.make().name,
+            "defense": in_words(self.defense),
+            "defense_settings": repr(made_chain(self.defense)),
+            "clients": self.clients,
+            "batch_size": self.batch_size,
+            "protocol": repr(self.protocol.make()),
+            "loss": self.loss,
+            "seed": self.seed,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptureCell(_Cell):
+    """One attack on one capture. `number` is the capture's place in the plan."""
+
+    kind: ClassVar[str] = "capture"
+    number: int
+    name: str
+    attack: AttackEntry
+    seed: int
+
+    def described(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "capture": f"{self.number}: {self.name}",
+            "attack": self.attack.label,
+            "settings": repr(self.attack.make()),
+            "seed": self.seed,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class UtilityCell(_Cell):
+    """What a defense costs: accuracy, time and epsilon. All seeds are one cell, because they are one training run."""
+
+    kind: ClassVar[str] = "utility"
+    defense: tuple[DefenseEntry, ...]
+    loss: str
+
+    def described(self) -> dict[str, Any]:
+        settings = repr(made_chain(self.defense))
+        return {
+            "kind": self.kind,
+            "defense": in_words(self.defense),
+            "defense_settings": settings,
+            "loss": self.loss,
+        }
+
+
+Cell = AttackCell | CaptureCell | UtilityCell
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    cells: tuple[Cell, ...]
+    skipped: tuple[Skipped, ...]
+
+
+def in_words(defense: Sequence[DefenseEntry]) -> str:
+    """As the plan says it: prune(ratio=0.9) + clip(norm=1.0)."""
+    each = (
+        f"{entry.name}({', '.join(f'{key}={value}' for key, value in entry.settings.items())})" for entry in defense
+    )
+    return " + ".join(each) or "none"
+
+
+def lay_out(setup: Setup) -> Grid:
+    """Every cell of the plan, in its order, and what was left out."""
+    plan, materials = setup.plan, setup.materials()
+    _check_size(plan)
+    if plan.captures is not None:
+        cells, skipped = _captures(setup)
+    else:
+        _check_data(plan, materials)
+        _check_model(materials)
+        cells, skipped = _simulated(plan, materials)
+    unique = tuple({cell.id: cell for cell in cells}.values())
+    if not unique:
+        reasons = "; ".join(f"{each.what}: {each.why}" for each in skipped[:3])
+        raise BadPlan(f"expected at least one cell in the plan's grid, found none ({reasons}); add attacks or threats.")
+    return Grid(cells=unique, skipped=tuple(dict.fromkeys(skipped)))
+
+
+def _simulated(plan: Plan, materials: Materials) -> tuple[list[Cell], list[Skipped]]:
+    grid, skipped = plan.grid, list[Skipped]()
+    defenses = [chain for entries in grid.defenses for chain in chains(entries)]
+    protocols = [each for entry in grid.protocols for each in entry.expanded()]
+    threats = grid.threats or default_threats(plan, skipped)
+    if grid.attacks is None:
+        attacks = default_attacks(probe_of(materials), plan, [entry.make() for entry in threats], skipped)
+    else:
+        attacks = [each for entry in grid.attacks for each in entry.expanded()]
+    made = {attack.model_dump_json(): attack.make() for attack in attacks}
+    cells: list[Cell] = []
+    settings = itertools.product(grid.clients, grid.batch_sizes, protocols, grid.losses, defenses, threats, attacks)
+    for clients, batch_size, protocol, loss, defense, threat, attack in settings:
+        reason = pointless(made[attack.model_dump_json()], attack.label, threat.make(), clients, defense)
+        if reason is not None:
+            skipped.append(reason)
+            continue
+        cells += [
+            AttackCell(
+                clients=clients,
+                batch_size=batch_size,
+                protocol=protocol,
+                loss=loss,
+                defense=defense,
+                threat=threat,
+                attack=attack,
+                seed=seed,
+            )
+            for seed in grid.seeds
+        ]
+    if plan.utility is not None:
+        cells += [UtilityCell(defense=defense, loss=loss) for defense in defenses for loss in grid.losses]
+    return cells, skipped
+
+
+def _captures(setup: Setup) -> tuple[list[Cell], list[Skipped]]:
+    plan = setup.plan
+    assert plan.captures is not None
+    cells: list[Cell] = []
+    skipped: list[Skipped] = []
+    for number, folder in enumerate(plan.captures.folders, 1):
+        observation = setup.observation(folder)
+        name = (setup.base / folder).resolve().name
+        if plan.grid.attacks is None:
+            attacks = default_attacks(observation, plan, [], skipped)
+        else:
+            attacks = [each for entry in plan.grid.attacks for each in entry.expanded()]
+        for attack in attacks:
+            missing = sorted(attack.make().needs - observation.granted())
+            if missing:
+                why = f"the capture does not tell {' and '.join(missing)}"
+                skipped.append(Skipped(what=f"{attack.label} on {number}: {name}", why=why))
+                continue
+            cells += [CaptureCell(number=number, name=name, attack=attack, seed=seed) for seed in plan.grid.seeds]
+    return cells, skipped
+
+
+def _check_size(plan: Plan) -> None:
+    """Before anything is multiplied out."""
+    grid = plan.grid
+    attacks = sum(entry.combinations for entry in grid.attacks or ()) or 1
+    if plan.captures is not None:
+        count = len(plan.captures.folders) * attacks * len(grid.seeds)
+    else:
+        count = math.prod(
+            [
+                *map(len, (grid.clients, grid.batch_sizes, grid.losses, grid.seeds)),
+                sum(entry.combinations for entry in grid.protocols),
+                sum(math.prod(entry.combinations for entry in entries) for entries in grid.defenses),
+                attacks,
+                len(grid.threats or ()) or 1,
+            ]
+        )
+    if count > MOST_CELLS:
+        raise BadPlan(f"expected at most {MOST_CELLS} cells in the plan's grid, found {count}; leave some values out.")
+
+
+def _check_data(plan: Plan, materials: Materials) -> None:
+    assert materials.samples is not None
+    assert plan.data is not None
+    wanted = max(plan.grid.clients) * max(plan.grid.batch_sizes) + plan.data.public
+    if wanted > len(materials.samples):
+        raise BadPlan(
+            f"expected at least {wanted} samples for {max(plan.grid.clients)} clients of {max(plan.grid.batch_sizes)} "
+            f"and {plan.data.public} public ones, found {len(materials.samples)} in {materials.samples.name}; lower "
+            "grid.clients or grid.batch_sizes."
+        )
+    values = wanted * math.prod(materials.batch(torch.tensor([0])).inputs.shape[1:])
+    if values > MOST_VALUES:
+        raise BadPlan(f"expected cells with at most {MOST_VALUES} values of data, found {values}; make them smaller.")
+
+
+def _check_model(materials: Materials) -> None:
+    """One sample through the model, so that a misfit is told once and not by every cell."""
+    assert materials.samples is not None
+    last = int(materials.samples.labels.argmax())
+    check_fits(materials.network(0).cpu(), materials.batch(torch.tensor([last])), 0)
+
+
+def configurations(cells: Sequence[Cell]) -> Iterator[tuple[dict[str, Any], list[Cell]]]:
+    """Cells that differ in nothing but the seed, together."""
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(configuration_key(cell.described()), []).append(cell)
+    for members in groups.values():
+        yield without_seed(members[0].described()), members
+
+
+def without_seed(described: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in described.items() if key != "seed"}
+
+
+def configuration_key(described: dict[str, Any]) -> str:
+    return json.dumps(without_seed(described), sort_keys=True)

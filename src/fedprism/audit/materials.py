@@ -1,0 +1,249 @@
+"""What a plan's names stand for: the samples that clients draw from, and the model that they train."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedprism import data as datasets
+from fedprism.audit.plan import DataPart, ModelPart, Plan
+from fedprism.checks import arguments, shown
+from fedprism.data.source import DAMAGE, MOST_BYTES
+from fedprism.data.tabular import TABLES, Column, TableSet, read_csv
+from fedprism.errors import BadInput, BadPlan
+from fedprism.factory import from_factory
+from fedprism.models import MODELS, build
+from fedprism.pixels import Normalization
+from fedprism.randomness import generator, seeded_layers
+from fedprism.tensors import TensorFile
+from fedprism.types import Batch, Observation
+
+
+class Samples(Protocol):
+    """A data set: images, rows of a table, or a user's own arrays."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def labels(self) -> Tensor: ...
+    @property
+    def classes(self) -> int: ...
+    def __len__(self) -> int: ...
+    def batch(self, indices: Sequence[int] | Tensor) -> Batch: ...
+
+
+@dataclass(frozen=True, eq=False)
+class ArraySet:
+    """A user's own arrays: inputs (count, *input_shape), labels (count,)."""
+
+    name: str
+    inputs: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    @property
+    def classes(self) -> int:
+        return int(self.labels.max()) + 1
+
+    def batch(self, indices: Sequence[int] | Tensor) -> Batch:
+        chosen = torch.as_tensor(indices)
+        inputs = self.inputs[chosen]
+        return Batch(inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs.float(), self.labels[chosen])
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A plan and where it lies: all that a worker needs to run any of its cells."""
+
+    plan: Plan
+    base: Path
+    """Paths of the plan start here."""
+    data_dir: Path | None = None
+
+    def materials(self) -> Materials:
+        """Loaded once a process."""
+        return _loaded(self.plan.model_dump_json(), self.base, self.data_dir)
+
+    def fingerprint(self) -> dict[str, str]:
+        """What data, weights and captures are, in a few letters: an audit is continued only with the same ones."""
+        captures = self.plan.captures
+        folders = [*captures.folders, *captures.truths] if captures is not None else []
+        files = [file for folder in folders for file in sorted((self.base / folder).rglob("*")) if file.is_file()]
+        return {**self.materials().fingerprint(), **({"captures": _files_digest(files)} if files else {})}
+
+    def observation(self, folder: str) -> Observation:
+        """A capture of the plan; a factory stands in for the model that it does not name."""
+        from fedprism import io
+
+        part = self.plan.model
+        model = self.materials().network(0) if part is not None else None
+        return io.load(self.base / folder, model=model)
+
+
+@dataclass(frozen=True, eq=False)
+class Materials:
+    """Samples, and how they become inputs. `samples` is None where captures are attacked."""
+
+    samples: Samples | None
+    model: ModelPart | None
+    base: Path
+    bounds: tuple[float, float] = (0.0, 1.0)
+    normalization: Normalization | None = None
+
+    @property
+    def columns(self) -> tuple[Column, ...] | None:
+        """The columns of a table, None for everything else."""
+        return self.samples.columns if isinstance(self.samples, TableSet) else None
+
+    def batch(self, indices: Tensor) -> Batch:
+        """Samples as the model is fed them."""
+        assert self.samples is not None
+        drawn = self.samples.batch(indices)
+        return Batch(self.as_inputs(drawn.inputs), drawn.labels)
+
+    def as_inputs(self, values: Tensor) -> Tensor:
+        """Values within the bounds as the model's inputs."""
+        if self.normalization is None:
+            return values
+        mean, std = (torch.tensor(part).view(1, -1, *[1] * (values.dim() - 2)) for part in self.normalization)
+        return (values - mean.to(values)) / std.to(values)
+
+    def network(self, seed: int) -> nn.Module:
+        """The model as a seed makes it; weights from a file are the same for every seed."""
+        assert self.model is not None
+        if self.model.factory is not None:
+            with seeded_layers(generator(seed, "weights")):
+                model = from_factory(self.model.factory, beside=self.base, asked_as="model.factory")
+        else:
+            assert self.model.name is not None
+            model = build(self.model.name, seed=seed, **self._kwargs(self.model.name, self.model.kwargs))
+        if self.model.weights is not None:
+            _load_weights(model, self.base / self.model.weights)
+        return model
+
+    def _kwargs(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        """input_shape and classes are the data's unless they are stated."""
+        assert self.samples is not None
+        shape = list(self.samples.batch([0]).inputs.shape[1:])
+        from_data = {"input_shape": shape, "classes": self.samples.classes}
+        accepted = inspect.signature(MODELS[name]).parameters
+        return {**{key: value for key, value in from_data.items() if key in accepted}, **given}
+
+    def fingerprint(self) -> dict[str, str]:
+        """What data and weights are."""
+        found = {}
+        if self.samples is not None:
+            tensors = [value for value in vars(self.samples).values() if isinstance(value, Tensor)]
+            found["data"] = _digest(tensors)
+        if self.model is not None and self.samples is not None:
+            found["model"] = _digest(list(self.network(0).state_dict().values()))
+        return found
+
+
+@lru_cache(maxsize=1)
+def _loaded(plan_json: str, base: Path, data_dir: Path | None) -> Materials:
+    plan = Plan.model_validate_json(plan_json)
+    if plan.data is None:
+        return Materials(None, plan.model, base)
+    samples = _samples(plan.data, base, data_dir)
+    normalization = plan.data.normalization
+    channels = samples.batch([0]).inputs.shape[1]
+    if normalization is not None and not len(normalization[0]) == len(normalization[1]) == channels:
+        raise BadPlan(
+            f"expected a mean and a std for each of {channels} channels at 'data.normalization' of the plan, found "
+            f"{len(normalization[0])} and {len(normalization[1])}; correct it."
+        )
+    return Materials(samples, plan.model, base, plan.data.bounds, normalization)
+
+
+def _samples(part: DataPart, base: Path, data_dir: Path | None) -> Samples:
+    options: dict[str, Any] = dict(part.options)
+    if part.csv is not None:
+        assert part.label is not None
+        given = {"path": base / part.csv, "label": part.label, "categorical": part.categorical, **options}
+        return read_csv(**arguments(read_csv, given, "a csv file"))
+    if part.npz is not None:
+        if options:
+            raise BadPlan(f"expected no options for an npz file, found {shown(options)}; leave them out.")
+        return _arrays(base / part.npz)
+    if part.folder is not None:
+        return datasets.load(f"folder:{base / part.folder}", **options)
+    assert part.name is not None
+    if part.name in TABLES:
+        return TABLES[part.name](**arguments(TABLES[part.name], options, f"the table {part.name}"))
+    if part.name not in datasets.DATASETS:
+        from fedprism.naming import nearest
+
+        known = [*datasets.DATASETS, *TABLES]
+        raise BadPlan(
+            f"at 'data.name' of the plan, expected a data set, found {shown(part.name)}; {nearest(part.name, known)}"
+        )
+    return datasets.load(part.name, data_dir=data_dir, **options)
+
+
+def _arrays(path: Path) -> ArraySet:
+    """An npz file with inputs and labels; never a pickle."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if sum(member.file_size for member in archive.infolist()) > MOST_BYTES:
+                raise ValueError(f"more than {MOST_BYTES} bytes")
+        with np.load(path, allow_pickle=False) as arrays:
+            inputs, labels = np.array(arrays["inputs"]), np.array(arrays["labels"])
+        numbers = inputs.dtype == np.uint8 or np.issubdtype(inputs.dtype, np.floating)
+        if not numbers or inputs.ndim < 2 or len(inputs) == 0 or labels.shape != inputs.shape[:1]:
+            raise ValueError(f"inputs {inputs.dtype} {inputs.shape} and labels {labels.dtype} {labels.shape}")
+        if not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0 or not np.isfinite(inputs).all():
+            raise ValueError("labels that are no class numbers, or inputs that are not finite")
+    except DAMAGE as error:
+        raise BadInput(
+            f"expected arrays inputs (count, ...) of bytes or floats and labels (count,) of whole numbers in "
+            f"'{path.name}', found otherwise ({error}); write the file again."
+        ) from error
+    return ArraySet(path.name, torch.from_numpy(inputs), torch.from_numpy(labels.astype(np.int64)))
+
+
+def _load_weights(model: nn.Module, path: Path) -> None:
+    if not path.is_file():
+        raise BadInput(f"expected the model's weights in '{path.name}', found no such file; correct model.weights.")
+    file = TensorFile(path)
+    try:
+        model.load_state_dict({name: file[name] for name in file})
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:300]
+        raise BadInput(
+            f"expected the state_dict of the plan's model in '{path.name}', found another ({reason}); write it again."
+        ) from error
+
+
+def _digest(tensors: Sequence[Tensor]) -> str:
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(repr((str(tensor.dtype), tuple(tensor.shape))).encode())
+        found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
+def _files_digest(files: Sequence[Path]) -> str:
+    found = hashlib.sha256()
+    for file in files:
+        with open(file, "rb") as opened:
+            found.update(hashlib.file_digest(opened, "sha256").digest())
+    return found.hexdigest()[:16]
+
+
+def plan_folder(path: str | os.PathLike[str]) -> Path:
+    """Where the paths of a plan start."""
+    return Path(path).resolve().parent

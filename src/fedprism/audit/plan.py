@@ -1,0 +1,330 @@
+"""The plan of an audit: a TOML file, every key of it checked before anything is computed.
+
+    [model]
+    name = "fc2"
+
+    [data]
+    name = "photos"
+
+is a whole plan: what it leaves out is chosen by what the model and the data are. `fedprism plan init` writes one with
+every key explained.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+
+from fedprism.audit.entries import AttackEntry, ChainEntry, ProtocolEntry, Settings, Strict, ThreatEntry, Word
+from fedprism.checks import row, shown
+from fedprism.errors import BadPlan, FedprismError
+from fedprism.naming import nearest
+
+MOST_PLAN_BYTES = 2**20
+MOST_ENTRIES = 1000
+
+Count = Annotated[int, Field(ge=1, le=2**20)]
+Seed = Annotated[int, Field(ge=0, le=2**53)]
+Path_ = Annotated[str, Field(min_length=1, max_length=1000)]
+Part = Annotated[float, Field(gt=0, le=1)]
+Finite = Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)]
+Positive = Annotated[float, Field(ge=1e-9, le=1e9, allow_inf_nan=False)]
+
+
+def _different(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    doubled = next((value for place, value in enumerate(values) if value in values[:place]), None)
+    if doubled is not None:
+        raise ValueError(f"every value once, found {shown(doubled)} twice")
+    return values
+
+
+Sizes = Annotated[tuple[Count, ...], Field(min_length=1, max_length=MOST_ENTRIES), AfterValidator(_different)]
+Seeds = Annotated[tuple[Seed, ...], Field(min_length=1, max_length=MOST_ENTRIES), AfterValidator(_different)]
+
+
+def _checked_in(table_of: str, kind: str) -> AfterValidator:
+    def check(value: Any) -> Any:
+        words = value if isinstance(value, tuple) else (value,)
+        try:
+            for word in words:
+                row(_table(table_of), word, kind)
+        except FedprismError as error:
+            raise ValueError(str(error)) from error
+        return value
+
+    return AfterValidator(check)
+
+
+def _table(name: str) -> dict[str, Any]:
+    """Looked up late: torch is not needed to write a plan."""
+    if name == "metrics":
+        from fedprism.metrics import METRICS
+
+        return dict(METRICS)
+    from fedprism.losses import LOSSES
+
+    return dict(LOSSES)
+
+
+class ModelPart(Strict):
+    name: Word | None = Field(default=None, description="a model of `fedprism list models`")
+    factory: Annotated[str, Field(pattern=r"^[\w.]+:\w+$", max_length=200)] | None = Field(
+        default=None, description="pkg.module:function, your code that returns the model; auditing imports it"
+    )
+    kwargs: dict[str, Any] = Field(
+        default={}, description="settings of the named model; input_shape and classes come from the data"
+    )
+    weights: Path_ | None = Field(default=None, description="a safetensors file with the model's state_dict")
+    training: bool = Field(default=True, description="whether clients train in train mode")
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        if (self.name is None) == (self.factory is None):
+            raise ValueError("either name or factory, found both or none")
+        if self.factory is not None and self.kwargs:
+            raise ValueError("kwargs for a named model, found them beside factory")
+        if self.name is not None:
+            from fedprism.models import MODELS
+
+            try:
+                row(MODELS, self.name, "model")
+            except FedprismError as error:
+                raise ValueError(str(error)) from error
+        return self
+
+
+class DataPart(Strict):
+    name: Word | None = Field(default=None, description="a data set of `fedprism list data`, or a made-up table")
+    folder: Path_ | None = Field(default=None, description="a folder of your images, or of one folder a class")
+    npz: Path_ | None = Field(default=None, description="your file with the arrays inputs and labels")
+    csv: Path_ | None = Field(default=None, description="your table with a header line")
+    label: Word | None = Field(default=None, description="the column of the table that is learned")
+    categorical: tuple[Word, ...] = Field(default=(), description="columns that are categories though they are numbers")
+    options: Settings = Field(default={}, description="options of the data set, such as size or limit")
+    bounds: tuple[Finite, Finite] = Field(default=(0.0, 1.0), description="the range of the inputs of an npz file")
+    normalization: tuple[tuple[Finite, ...], tuple[Positive, ...]] | None = Field(
+        default=None, description="mean and std of each channel, by which pixels become inputs"
+    )
+    public: Annotated[int, Field(ge=0, le=2**20)] = Field(
+        default=0, description="how many further samples an attacker holds, where public_data is granted"
+    )
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        given = [key for key in ("name", "folder", "npz", "csv") if getattr(self, key) is not None]
+        if len(given) != 1:
+            raise ValueError(f"one of name, folder, npz and csv, found {' and '.join(given) or 'none'}")
+        if (self.csv is None) != (self.label is None):
+            raise ValueError("a label column for a csv file and for nothing else")
+        if not self.bounds[0] < self.bounds[1]:
+            raise ValueError(f"the low bound below the high one, found {self.bounds[0]} and {self.bounds[1]}")
+        if self.npz is None and self.bounds != (0.0, 1.0):
+            raise ValueError("bounds for an npz file only; other data lie in [0, 1]")
+        return self
+
+
+class CapturesPart(Strict):
+    folders: Annotated[tuple[Path_, ...], Field(min_length=1, max_length=MOST_ENTRIES), AfterValidator(_different)] = (
+        Field(description="folders with captures, as the recorder writes them")
+    )
+    truths: tuple[Path_, ...] = Field(default=(), description="a truth folder for each capture, to score against")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.truths and len(self.truths) != len(self.folders):
+            raise ValueError(f"a truth for each of {len(self.folders)} captures or none, found {len(self.truths)}")
+        return self
+
+
+class FederationPart(Strict):
+    rounds: Annotated[int, Field(ge=1, le=100_000)] = Field(default=1, description="how many rounds are watched")
+    aggregation: Literal["mean", "sum", "weighted_mean"] = Field(default="mean", description="how updates are combined")
+    participation: Part | None = Field(default=None, description="how likely a client takes part in a round")
+    frozen: bool = Field(default=False, description="whether the server sends the same model in every round")
+    window: Count | None = Field(default=None, description="rounds over which devices report how often they took part")
+    fraction: Part = Field(default=1.0, description="the share of its data that a client trains on in a round")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.window is not None and self.window > self.rounds:
+            raise ValueError(f"a window of at most {self.rounds} rounds, found {self.window}")
+        return self
+
+
+class GridPart(Strict):
+    """Every combination is a cell. What is left out of `threats` and `attacks` is chosen by what applies."""
+
+    clients: Sizes = Field(default=(1,), description="how many clients take part")
+    batch_sizes: Sizes = Field(default=(1, 8), description="how many samples each client trains on")
+    protocols: Annotated[tuple[ProtocolEntry, ...], Field(min_length=1, max_length=MOST_ENTRIES)] = Field(
+        default=(ProtocolEntry(name="fedsgd"),), description="fedsgd, or fedavg with lr, epochs and batch_size"
+    )
+    losses: Annotated[
+        tuple[Word, ...], Field(min_length=1, max_length=100), AfterValidator(_different), _checked_in("losses", "loss")
+    ] = Field(default=("cross_entropy",), description="what clients minimise")
+    defenses: Annotated[tuple[ChainEntry, ...], Field(min_length=1, max_length=MOST_ENTRIES)] = Field(
+        default=((),), description='defenses with their strengths, lists of them as chains, or "none"'
+    )
+    threats: Annotated[tuple[ThreatEntry, ...], Field(min_length=1, max_length=100)] | None = Field(
+        default=None, description="who attacks, and what they know beyond that"
+    )
+    attacks: Annotated[tuple[AttackEntry, ...], Field(min_length=1, max_length=MOST_ENTRIES)] | None = Field(
+        default=None, description="methods of attack with their settings"
+    )
+    seeds: Seeds = Field(default=(0, 1, 2), description="each seed draws data, weights and noise anew")
+
+
+class ScoresPart(Strict):
+    metrics: Annotated[
+        tuple[Word, ...],
+        Field(min_length=1, max_length=50),
+        AfterValidator(_different),
+        _checked_in("metrics", "metric"),
+    ] = Field(default=("psnr", "ssim", "mse", "avd"), description="how reconstructions are compared with the truth")
+    tolerance: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.05, description="by how much of its range a number of a table may be off"
+    )
+    pictures: Annotated[int, Field(ge=0, le=1000)] | None = Field(
+        default=None, description="how many samples a cell keeps with their reconstructions; 0 keeps none"
+    )
+
+
+class UtilityPart(Strict):
+    epochs: Annotated[int, Field(ge=1, le=10_000)] = Field(default=10, description="passes over the data")
+    batch_size: Count = Field(default=64, description="samples a step")
+    clients: Annotated[int, Field(ge=1, le=1000)] = Field(default=1, description="clients a step")
+    lr: Positive = Field(default=0.05, description="the server's first step size")
+    seeds: Seeds = Field(default=(0, 1, 2), description="one training each")
+    test: Annotated[float, Field(gt=0, lt=1)] = Field(default=0.25, description="the share of the data held back")
+    delta: Annotated[float, Field(gt=0, lt=1)] = Field(default=1e-5, description="at which epsilon is stated")
+    timed_steps: Annotated[int, Field(ge=0, le=10_000)] = Field(
+        default=21, description="steps timed with and without the defense; 0 for none"
+    )
+
+
+class LimitsPart(Strict):
+    seconds: Annotated[float, Field(gt=0, le=1e7)] | None = Field(
+        default=None, description="after which a cell is given up; needs --workers"
+    )
+
+
+class Plan(Strict):
+    """What is audited. Frozen, and equal to another plan with the same content."""
+
+    title: Annotated[str, Field(max_length=200)] = Field(default="", description="what the report is called")
+    model: ModelPart | None = Field(default=None, description="the model that clients train")
+    data: DataPart | None = Field(default=None, description="what the clients hold")
+    captures: CapturesPart | None = Field(default=None, description="recorded updates, instead of data")
+    federation: FederationPart = Field(default=FederationPart(), description="how clients train together")
+    grid: GridPart = Field(default=GridPart(), description="what is varied")
+    scores: ScoresPart = Field(default=ScoresPart(), description="how results are judged")
+    utility: UtilityPart | None = Field(default=None, description="what defenses cost; left out: not measured")
+    limits: LimitsPart = Field(default=LimitsPart(), description="when a cell is given up")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.captures is not None:
+            if self.data is not None or self.utility is not None:
+                raise ValueError("captures alone, found [data] or [utility] beside them")
+            if self.model is not None and self.model.factory is None:
+                raise ValueError("a model factory beside captures, which name table models themselves")
+        elif self.model is None or self.data is None:
+            raise ValueError("a [model] and [data], or [captures], found neither")
+        return self
+
+    def as_json(self) -> dict[str, Any]:
+        """The plan with every default filled in."""
+        found: dict[str, Any] = self.model_dump(mode="json")
+        return found
+
+
+def load_plan(path: str | os.PathLike[str]) -> Plan:
+    """Read and check a plan. A key that is wrong is a BadPlan that names it."""
+    path = Path(path)
+    try:
+        with open(path, "rb") as file:
+            content = file.read(MOST_PLAN_BYTES + 1)
+    except OSError as error:
+        raise BadPlan(
+            f"expected a plan to read, found that '{path.name}' cannot be read ({error.strerror or error}); "
+            "write one with fedprism plan init."
+        ) from error
+    if len(content) > MOST_PLAN_BYTES:
+        raise BadPlan(f"expected a plan of at most {MOST_PLAN_BYTES} bytes, found more in '{path.name}'; shorten it.")
+    return parse_plan(content)
+
+
+def parse_plan(content: bytes | str) -> Plan:
+    """A plan from the text of a TOML file."""
+    try:
+        text = content.decode() if isinstance(content, bytes) else content
+        document = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise BadPlan(f"expected a plan in TOML, found text that is not ({reason}); correct it.") from error
+    return checked_plan(document)
+
+
+def checked_plan(document: dict[str, Any]) -> Plan:
+    """A plan from what a TOML file holds."""
+    try:
+        # Through JSON: there a list may become a tuple without numbers becoming words.
+        return Plan.model_validate_json(json.dumps(document))
+    except (TypeError, RecursionError) as error:
+        raise BadPlan(
+            f"expected numbers, words, lists and tables in a plan, found something else ({error}); remove it."
+        ) from error
+    except ValidationError as error:
+        raise BadPlan(_sentence(error)) from error
+
+
+def _sentence(error: ValidationError) -> str:
+    """The first problem, in one sentence: the key, what it means, what was found, and the nearest valid word."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    keys = first["loc"]
+    place = "".join(c if c.isprintable() else "?" for c in ".".join(map(str, keys)))[:100] or "the top level"
+    problem = " ".join(first["msg"].split()).removeprefix("Value error, ")[:400].rstrip(".")
+    field, section = _described(keys)
+    if first["type"] == "extra_forbidden":
+        where = f"[{place.rpartition('.')[0]}]" if len(keys) > 1 else "a plan"
+        return f"expected a key of {where}, found {shown(str(keys[-1]))}; {nearest(str(keys[-1]), section)}"
+    meaning = f" ({field.description})" if field is not None and field.description else ""
+    if first["type"] == "missing":
+        return f"expected '{place}'{meaning} in the plan, found nothing; add it."
+    if problem.startswith("expected "):  # already a sentence: what was expected, what was found, what to do
+        return f"at '{place}' of the plan, {problem}{'' if problem.endswith('?') else '.'}"
+    if first["type"] == "value_error":
+        return f"expected at '{place}'{meaning} of the plan {problem}; correct it."
+    return (
+        f"expected '{place}'{meaning} of the plan to be right, found {shown(first['input'])} ({problem}); correct it."
+    )
+
+
+def _described(keys: Sequence[Any]) -> tuple[FieldInfo | None, list[str]]:
+    """The field that keys lead to, as far as they lead to one, and the names beside the last key."""
+    section: Any = Plan
+    field: FieldInfo | None = None
+    names = list(Plan.model_fields)
+    for key in keys:
+        fields = getattr(section, "model_fields", {})
+        if key not in fields:
+            continue
+        names = list(fields)
+        field = fields[key]
+        section = _section(field)
+        names = list(section.model_fields) if section is not None else names
+    return field, names
+
+
+def _section(field: FieldInfo) -> Any:
+    """The part of the plan that a field holds, if it is one."""
+    kinds = [ModelPart, DataPart, CapturesPart, FederationPart, GridPart, ScoresPart, UtilityPart, LimitsPart]
+    text = repr(field.annotation)
+    return next((kind for kind in kinds if kind.__name__ in text), ThreatEntry if "ThreatEntry" in text else None)

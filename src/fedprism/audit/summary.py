@@ -1,0 +1,222 @@
+"""Means over seeds, null baselines beside them, and the gate that a pipeline stops at."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedprism.audit.cell import Finished
+from fedprism.audit.grid import configuration_key, without_seed
+from fedprism.errors import BadInput
+from fedprism.metrics import METRICS
+from fedprism.naming import nearest
+from fedprism.utility import t_interval
+
+HIGHER_IS_CLOSER = {**{name: metric.higher_is_better for name, metric in METRICS.items()}, "columns": True}
+"""Of everything that a gate could be about."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A metric of one configuration: the mean over seeds of the mean over samples."""
+
+    mean: float
+    low: float | None
+    """95 % interval over seeds; None for one seed."""
+    high: float | None
+    closest: float
+    """Of the single sample that fared worst, seen by its owner."""
+    null: float | None
+    """The best mean that a null baseline reaches."""
+
+
+@dataclass(kw_only=True)
+class Row:
+    """One configuration: cells that differ in nothing but the seed."""
+
+    cell: dict[str, Any]
+    outcomes: dict[str, int] = field(default_factory=dict)
+    reasons: dict[str, None] = field(default_factory=dict)
+    statuses: dict[str, None] = field(default_factory=dict)
+    means: dict[str, list[float]] = field(default_factory=dict)
+    closest: dict[str, float] = field(default_factory=dict)
+    nulls: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    residuals: list[float] = field(default_factory=list)
+    labels: list[bool] = field(default_factory=list)
+    knowledge: frozenset[str] = frozenset()
+    by_column: dict[str, list[float]] = field(default_factory=dict)
+    samples: int = 0
+    answered: int = 0
+    """Private samples of all seeds, and for how many of them the attack returned something."""
+    accuracy: float | None = None
+    interval: Sequence[float] | None = None
+    epsilon: float | None = None
+    time_factor: float | None = None
+    """By the clock: not part of results.json."""
+
+    def add(self, finished: Finished) -> None:
+        self.outcomes[finished.outcome] = self.outcomes.get(finished.outcome, 0) + 1
+        if finished.reason:
+            self.reasons[finished.reason] = None
+        record = finished.record
+        if record is None:
+            return
+        self.statuses[record.status] = None
+        self.knowledge = self.knowledge | set(record.knowledge_used)
+        if record.residual is not None:
+            self.residuals.append(record.residual)
+        scores = record.scores or {}
+        if record.kind == "utility":
+            self.accuracy, self.epsilon = record.accuracy, record.epsilon
+            self.interval, self.time_factor = scores.get("interval"), finished.time_factor
+            return
+        self.samples += scores.get("samples", 0)
+        self.answered += scores.get("answered", 0)
+        if scores.get("labels_match") is not None:
+            self.labels.append(scores["labels_match"])
+        for name, mean in scores.get("means", {}).items():
+            if mean is not None:
+                self.means.setdefault(name, []).append(mean)
+        for name, values in scores.get("values", {}).items():
+            present = [value for value in values if value is not None]
+            best = max if HIGHER_IS_CLOSER.get(name, False) else min
+            if present:
+                self.closest[name] = best([*present, *([self.closest[name]] if name in self.closest else [])])
+        for name, share in scores.get("by_column", {}).items():
+            self.by_column.setdefault(name, []).append(share)
+        for null, means in finished.baselines.items():
+            for name, mean in means.items():
+                if mean is not None:
+                    self.nulls.setdefault(name, {}).setdefault(null, []).append(mean)
+
+    def figure(self, metric: str) -> Figure | None:
+        values = self.means.get(metric)
+        if not values:
+            return None
+        interval = t_interval(values) if all(map(math.isfinite, values)) else None
+        nulls = [_mean(each) for each in self.nulls.get(metric, {}).values()]
+        best = max if HIGHER_IS_CLOSER.get(metric, False) else min
+        return Figure(
+            mean=_mean(values),
+            low=None if interval is None else interval.low,
+            high=None if interval is None else interval.high,
+            closest=self.closest[metric],
+            null=best(nulls) if nulls else None,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Without the clock."""
+        return {
+            "cell": self.cell,
+            "outcomes": self.outcomes,
+            "reasons": list(self.reasons),
+            "statuses": list(self.statuses),
+            "knowledge_used": sorted(self.knowledge),
+            "metrics": {name: vars(figure) for name in self.means if (figure := self.figure(name)) is not None},
+            "nulls": {name: {null: _mean(v) for null, v in each.items()} for name, each in self.nulls.items()},
+            "by_column": {name: _mean(values) for name, values in self.by_column.items()},
+            "samples": self.samples,
+            "answered": self.answered,
+            "labels_leaked": _mean(list(map(float, self.labels))) if self.labels else None,
+            "residual": _mean(self.residuals) if self.residuals else None,
+            "accuracy": self.accuracy,
+            "interval": self.interval,
+            "epsilon": self.epsilon,
+        }
+
+
+def summarised(records: Iterable[Finished]) -> list[Row]:
+    """One row a configuration, in the order of the grid; records are seen once and not kept."""
+    rows: dict[str, Row] = {}
+    for finished in records:
+        cell = dict(finished.cell)
+        rows.setdefault(configuration_key(cell), Row(cell=without_seed(cell))).add(finished)
+    return list(rows.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gate:
+    """`--fail-above psnr=15`: no configuration's mean over samples and seeds may lie above.
+
+    `max-psnr=15` is about the single sample that came back best.
+    """
+
+    metric: str
+    limit: float
+    single: bool = False
+
+    def __str__(self) -> str:
+        return f"{'max-' if self.single else ''}{self.metric}={self.limit:g}"
+
+    def tripped(self, row: Row) -> float | None:
+        """The value that is too high, or None."""
+        figure = row.figure(self.metric)
+        value = None if figure is None else figure.closest if self.single else figure.mean
+        return value if value is not None and value > self.limit else None
+
+
+def parse_gate(text: str, metrics: Sequence[str]) -> Gate:
+    """A gate from METRIC=VALUE, about one of these metrics."""
+    name, equals, number = text.partition("=")
+    single = name.startswith("max-")
+    metric = name.removeprefix("max-")
+    usable = [word for word in metrics if HIGHER_IS_CLOSER.get(word, False)]
+    try:
+        limit = float(number)
+        if not equals or not math.isfinite(limit):
+            raise ValueError
+    except ValueError as error:
+        raise BadInput(f"expected --fail-above METRIC=VALUE, found '{text}'; write psnr=15, for example.") from error
+    if metric in METRICS and not HIGHER_IS_CLOSER[metric]:
+        raise BadInput(
+            f"expected a metric for --fail-above that is higher where more leaks, found {metric}, which is lower; use "
+            f"{' or '.join(usable) or 'psnr'}."
+        )
+    if metric not in usable:
+        hint = nearest(metric, usable) if usable else "add psnr to scores.metrics of the plan."
+        raise BadInput(f"expected a metric of the plan for --fail-above, found '{metric}'; {hint}")
+    return Gate(metric=metric, limit=limit, single=single)
+
+
+def verdicts(rows: Sequence[Row], gates: Sequence[Gate]) -> list[str]:
+    """Why a pipeline should stop, one sentence each; none where it may go on.
+
+    A cell that failed was not tested, and a gate that nothing was measured for was not passed.
+    """
+    sentences = []
+    attacks = [row for row in rows if row.cell["kind"] != "utility"]
+    for gate in gates:
+        for row in attacks:
+            value = gate.tripped(row)
+            if value is not None:
+                sentences.append(f"{title(row.cell)}: {gate.metric} {value:.4g} is above {gate.limit:g}.")
+        if not any(row.figure(gate.metric) for row in attacks):
+            sentences.append(f"No cell has a value of {gate.metric}, so that {gate} says nothing.")
+    failed = sum(row.outcomes.get("failed", 0) for row in rows)
+    if gates and failed:
+        sentences.append(f"{failed} cells failed, and what was not tested cannot pass.")
+    return sentences
+
+
+def title(cell: Mapping[str, Any]) -> str:
+    """A configuration in a line."""
+    if cell["kind"] == "utility":
+        return f"utility, {_defense(cell)}, {cell['loss']}"
+    if cell["kind"] == "capture":
+        return f"{cell['attack']} on capture {cell['capture']}"
+    clients = "1 client" if cell["clients"] == 1 else f"{cell['clients']} clients"
+    protocol = cell["protocol"].partition("(")[0]
+    return (
+        f"{cell['attack']}, {cell['threat']}, {_defense(cell)}, {clients} of {cell['batch_size']}, {protocol}, "
+        f"{cell['loss']}"
+    )
+
+
+def _defense(cell: Mapping[str, Any]) -> str:
+    return "no defense" if cell["defense"] == "none" else str(cell["defense"])
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.inf if math.inf in values else math.fsum(values) / len(values)

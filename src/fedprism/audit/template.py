@@ -1,0 +1,127 @@
+"""A plan to start from, with every key explained: what `fedprism plan init` writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from fedprism.errors import BadInput
+from fedprism.naming import nearest
+
+_TEMPLATE = """\
+# A plan for fedprism: `fedprism audit {file}` runs it, `--dry-run` shows the grid and how long it will take.
+# Every key below is explained; those behind a # are the defaults. Paths start at this file's folder.
+
+title = "{title}"
+
+[model]
+{model}
+# weights = "model.safetensors"  # your trained weights: a state_dict; without them every seed draws new ones
+# training = true                # whether clients train in train mode (dropout, batch-norm)
+
+[data]
+{data}
+# Instead: name = "photos" (`fedprism list data`, or the made-up table "patients"), folder = "images" (images, or one
+# folder a class), npz = "samples.npz" (arrays inputs and labels), csv = "table.csv" with label = "column".
+# categorical = ["postcode"]     # columns of a table that are categories though they are numbers
+# bounds = [0.0, 1.0]            # the range of the inputs of an npz file
+# normalization = [[0.5, 0.5, 0.5], [0.25, 0.25, 0.25]]   # mean and std a channel
+# public = 0                     # samples that an attacker holds, where a threat model is granted public_data
+
+# Recorded updates instead of a model and data:
+# [captures]
+# folders = ["capture-1", "capture-2"]
+# truths = ["truth-1", "truth-2"]  # where they are known: adds scores
+
+[federation]
+# rounds = 1
+# aggregation = "mean"           # or sum, weighted_mean
+# participation = 0.5            # how likely a client takes part in a round; left out: everyone does
+# frozen = false                 # whether the server sends the same model in every round
+# window = 10                    # rounds over which devices report how often they took part
+# fraction = 1.0                 # the share of its data that a client trains on in a round
+
+[grid]                           # every combination of these is a cell
+# clients = [1]
+batch_sizes = [1, 8]             # samples a client trains on
+# protocols = ["fedsgd"]         # or {{ name = "fedavg", lr = 0.01, epochs = 1, batch_size = 8 }}
+# losses = ["cross_entropy"]     # or mse, softmax_mse
+defenses = [                     # `fedprism list defenses`; several values are several cells, a list is a chain
+  "none",
+  {{ name = "prune", ratio = [0.9, 0.99] }},
+  [{{ name = "clip", norm = 1.0 }}, {{ name = "gaussian-noise", std = 0.01 }}],
+]
+threats = [                      # `fedprism list threats`; left out: those that matter for this plan
+  "honest_but_curious",
+  {{ name = "honest_but_curious", granting = ["defense"] }},   # withholding = ["batch_size"] takes away
+]
+{attacks}
+seeds = [0, 1]                   # each draws data, weights and noise anew; more seeds, narrower intervals
+
+[scores]
+# metrics = ["psnr", "ssim", "mse", "avd"]   # `fedprism list metrics`
+# tolerance = 0.05               # of its range: by how much a number of a table may be off
+# pictures = 8                   # samples a cell keeps beside what came back; 0 keeps none, the default for captures
+
+# [utility]                      # what defenses cost: accuracy, time a step, epsilon
+# epochs = 10
+# batch_size = 64
+# clients = 1
+# lr = 0.05
+# seeds = [0, 1, 2]
+# test = 0.25                    # the share of the data held back
+# delta = 1e-5                   # at which epsilon is stated
+# timed_steps = 21               # steps timed with and without the defense; 0 for none
+
+[limits]
+# seconds = 600                  # after which a cell is given up
+"""
+
+_CHOSEN = """\
+# attacks = ["dense-inversion", {{ name = "idlg", iterations = 150 }}]   # `fedprism list attacks`
+#                                # left out: those that may work on this model""".replace("{{", "{").replace("}}", "}")
+
+
+def text(model: str | None = None, data: str | None = None) -> str:
+    """The plan for a model (table name or pkg.module:factory) and data (table name or path)."""
+    return _TEMPLATE.format(
+        file="plan.toml",
+        title="What does this model's training give away?",
+        model=_model(model),
+        data=_data(data, model),
+        attacks=_CHOSEN,
+    )
+
+
+def _model(model: str | None) -> str:
+    if model is None:
+        return 'name = "fc2"                     # `fedprism list models`\nkwargs = { hidden = 64 }'
+    if ":" in model:
+        return f"factory = {json.dumps(model)}   # your function; auditing imports it"
+    from fedprism.models import MODELS
+
+    if model not in MODELS:
+        raise BadInput(
+            f"expected a model of the table or pkg.module:factory, found '{model}'; {nearest(model, MODELS)}"
+        )
+    settings = "# kwargs = {}                    # its settings; input_shape and classes come from the data"
+    return f"name = {json.dumps(model)}\n{settings}"
+
+
+def _data(data: str | None, model: str | None) -> str:
+    size = 224 if model == "vgg16" else 32 if model else 16
+    if data is None and (model is None or ":" not in model):
+        return f'name = "photos"                  # embedded: needs no download\noptions = {{ size = {size} }}'
+    if data is None:
+        return f'folder = "images"                # your images\noptions = {{ size = {size} }}'
+    suffix = Path(data).suffix.lower()
+    if suffix == ".csv":
+        return f'csv = {json.dumps(data)}\nlabel = "label"                   # the column that is learned'
+    if suffix == ".npz":
+        return f"npz = {json.dumps(data)}"
+    from fedprism.data import DATASETS
+    from fedprism.data.tabular import TABLES
+
+    key = "name" if data in DATASETS or data in TABLES else "folder"
+    options = "" if data in TABLES else f"\noptions = {{ size = {size} }}"
+    return f"{key} = {json.dumps(data)}{options}"

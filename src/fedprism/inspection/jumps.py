@@ -1,0 +1,67 @@
+"""What changed since the model of the round before, or since any model that the client trusts.
+
+A round of training moves weights a little, in all rows alike. A server that tampers replaces them: a layer, or some of
+its rows, no longer point where they did.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedprism.inspection.base import Finding, Severity, parts, unit_rows
+from fedprism.types import Update
+
+TURNED = 0.3
+"""Cosine below which a layer or a row is another one."""
+STEADY = 0.9
+"""Cosine that the median row keeps where training goes its usual way."""
+FEWEST_VALUES = 64
+FEWEST_ROWS = 2
+
+
+def jumps(params: Update, reference: Update) -> list[Finding]:
+    """Layers that are there in one model only, have another shape, or have turned away, as a whole or in some rows."""
+    one_sided = sorted(params.keys() ^ reference.keys())
+    found = [_whole_model("is there in only one of the two models", name) for name in one_sided]
+    for name in params:
+        if name not in reference:
+            continue
+        new, old = params[name], reference[name]
+        if new.shape != old.shape:
+            found.append(_whole_model(f"has shape {tuple(new.shape)}, and had {tuple(old.shape)}", name))
+        elif new.dim() >= 2 and new.dtype.is_floating_point and old.dtype.is_floating_point:
+            found += _turned(name, new.detach().flatten(1).float(), old.detach().flatten(1).float())
+    return found
+
+
+def _whole_model(sentence: str, name: str) -> Finding:
+    return Finding(check="jumps", severity=Severity.SERIOUS, tensor=name, sentence=f"it {sentence}")
+
+
+def _turned(name: str, new: Tensor, old: Tensor) -> list[Finding]:
+    if new.numel() < FEWEST_VALUES or not bool(torch.isfinite(new).all() & torch.isfinite(old).all()):
+        return []
+    rows = [_compared(*pair) for pair in zip(parts(new), parts(old), strict=True)]
+    cosines, lengths, old_lengths = (torch.cat(column) for column in zip(*rows, strict=True))
+    there = (lengths > 0) & (old_lengths > 0)
+    if not bool(there.any()):  # a layer that starts at zero points nowhere
+        return []
+    scale = torch.linalg.vector_norm(lengths) * torch.linalg.vector_norm(old_lengths)
+    whole = float((cosines * lengths * old_lengths).sum() / scale)
+    cosines = cosines[there]
+    turned, median = int((cosines < TURNED).sum()), float(cosines.median())
+    evidence = {"cosine": whole, "median_row": median, "turned_rows": turned, "rows": len(new)}
+    if whole < TURNED:
+        sentence = f"it has turned away from what it was (cosine {whole:.2f})"
+    elif turned >= FEWEST_ROWS and median >= STEADY:
+        sentence = f"{turned} of {len(new)} rows were replaced, while the others hardly moved"
+    else:
+        return []
+    return [Finding(check="jumps", severity=Severity.SERIOUS, tensor=name, sentence=sentence, evidence=evidence)]
+
+
+def _compared(new: Tensor, old: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Cosines of the rows of two models, and their lengths."""
+    (units, lengths), (old_units, old_lengths) = unit_rows(new), unit_rows(old)
+    return (units * old_units).sum(1).double(), lengths, old_lengths

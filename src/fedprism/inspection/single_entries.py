@@ -1,0 +1,117 @@
+"""Units that copy: a kernel with one entry passes an image on, a row with one entry passes a unit on.
+
+MKOR carries the image to the first dense layer through such kernels, and that layer's units to the outputs through such
+rows: exact zeros around the entries in the naive form, small noise in the inconspicuous one. There, a unit that is fed
+by a pair has two entries, and the columns of the pair are damped but for one entry each.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedprism.inspection.base import Finding, Layer, Severity, layers, parts
+from fedprism.types import Update
+
+FEWEST_ENTRIES = 24
+"""Shorter lines have large entries by chance: those of depthwise and 1x1 convolutions are often near to a delta."""
+FEW = 8
+"""A line that copies has at most this many entries."""
+ROW_GAP = 4.0
+"""How many times the next one the smallest of a row's few entries must be."""
+COLUMN_GAP = 20.0
+"""The same for a column: units that serve one class alone have gaps of their own."""
+FEWEST = 4
+"""Lines that it takes; trained layers have one or two."""
+LEAST_SHARE = 0.005
+NEGLIGIBLE = 1e-3
+"""Lines whose largest entry is below this share of the layer's largest are dead, by decay, and copy nothing."""
+BACKGROUND = 20
+"""Entries that a line must have before a gap between them means something; pruning leaves fewer."""
+PRUNED = 0.1
+"""With more zeros than this in all other lines, a layer is pruned, and zeros are no evidence."""
+
+
+def single_entries(params: Update) -> list[Finding]:
+    """Layers with rows or columns that consist of a few entries, nearly or exactly."""
+    found = []
+    for layer in layers(params):
+        across = [] if layer.convolution else [("columns", layer.rows.T, COLUMN_GAP)]
+        for what, lines, gap in [("kernels" if layer.convolution else "rows", layer.rows, ROW_GAP), *across]:
+            if len(lines) >= FEWEST and lines.shape[1] >= FEWEST_ENTRIES:
+                found += _judged(layer, what, lines, gap)
+    return found
+
+
+class _Lines(NamedTuple):
+    """What counts of each line: its largest entries and where the largest is, its sign, and how many are not zero."""
+
+    largest: Tensor
+    place: Tensor
+    sign: Tensor
+    entries: Tensor
+
+    @classmethod
+    def of(cls, lines: Tensor) -> _Lines:
+        found = []
+        for part in parts(lines):
+            top = part.abs().topk(FEW + 1, dim=1)
+            signs = part.gather(1, top.indices[:, :1]).flatten().sign()
+            found.append((top.values, top.indices[:, 0], signs, part.count_nonzero(1)))
+        return cls(*(torch.cat(column) for column in zip(*found, strict=True)))
+
+
+def _judged(layer: Layer, what: str, lines: Tensor, gap: float) -> list[Finding]:
+    seen = _Lines.of(lines)
+    live = seen.largest[:, 0] > NEGLIGIBLE * seen.largest.max()
+    # In front of a background of zeros a gap is infinite; it is looked at apart from those in front of noise.
+    above, below = seen.largest[:, :-1], seen.largest[:, 1:]
+    gaps = torch.where(below > 0, above / below.clamp(min=1e-38), 0).amax(1)
+    noisy = _in_different_places(live & (seen.entries >= BACKGROUND) & (gaps >= gap), seen.place)
+    exact = live & (seen.entries <= FEW)
+    if _is_pruned(seen.entries[~exact], lines.shape[1]) and not _selects(exact, seen):
+        exact = torch.zeros_like(exact)
+    count = int((noisy | exact).sum())
+    if count < max(FEWEST, LEAST_SHARE * len(lines)):
+        return []
+    return [
+        Finding(
+            check="single-entries",
+            severity=Severity.SERIOUS,
+            tensor=layer.name,
+            sentence=(
+                f"{count} of {len(lines)} {what} consist of at most {FEW} entries "
+                f"({int(exact.sum())} exactly, {int(noisy.sum())} but for noise): they copy what comes in"
+            ),
+            evidence={
+                "lines": len(lines),
+                "exact": int(exact.sum()),
+                "under_noise": int(noisy.sum()),
+                "smallest_gap": float(gaps[noisy].min()) if bool(noisy.any()) else 0.0,
+            },
+        )
+    ]
+
+
+def _in_different_places(noisy: Tensor, places: Tensor) -> Tensor:
+    """None of them where most share a place: one unit grew too large there, as when training diverges."""
+    distinct = len(set(places[noisy].tolist()))
+    return noisy if 2 * distinct >= int(noisy.sum()) else torch.zeros_like(noisy)
+
+
+def _is_pruned(entries: Tensor, length: int) -> bool:
+    """Whether zeros are common in lines that do not copy, or there are no such lines to tell by."""
+    return not len(entries) or int(entries.sum()) < (1 - PRUNED) * len(entries) * length
+
+
+def _selects(exact: Tensor, seen: _Lines) -> bool:
+    """Whether all lines have one entry, all of one size and no two the same: they are pieces of an identity."""
+    chosen = exact & (seen.entries == 1)
+    count = int(chosen.sum())
+    if count < FEWEST or count < 0.9 * int((seen.entries > 0).sum()):
+        return False
+    values = seen.largest[chosen, 0]
+    distinct = set(zip(seen.place[chosen].tolist(), seen.sign[chosen].tolist(), strict=True))
+    return bool(values.max() <= 1.01 * values.min()) and len(distinct) == count

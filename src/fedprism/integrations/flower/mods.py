@@ -1,0 +1,128 @@
+"""Client mods: what a client does to its update before it leaves, and to a model before it trains on it.
+
+A mod is middleware: it is handed the message, and the app (or the next mod) to call. The first of a list is outermost.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from flwr.app import Array, ArrayRecord, Context, Error, Message
+from flwr.common.constant import ErrorCode
+from torch import nn
+
+from fedprism.defenses.base import Chain, Defense
+from fedprism.defenses.base import Context as Where
+from fedprism.errors import BadInput, FedprismError
+from fedprism.inspection import inspect
+from fedprism.integrations.flower.messages import is_training, round_of, tensors_of
+from fedprism.integrations.recording import check_fits
+from fedprism.randomness import generator
+from fedprism.types import Update
+
+log = logging.getLogger("fedprism")
+
+REFERENCE = "fedprism.reference"
+"""Where a client's state keeps the model of the round before."""
+
+OTHER_STAGES = ("on_draw", "on_batch", "on_loss", "on_examples", "on_aggregate")
+
+
+class DefenseMod:
+    """Applies a defense to the update that leaves the client: clipping, noise, pruning, quantization, or a chain.
+
+    The update is what the app sends back minus what it was sent; a defended update is added to what it was sent. Give
+    `model` where batch-norm statistics are sent along: they are left as they are. Noise comes from the system's own
+    randomness; with a `seed` it is repeatable, which is for tests only: who knows the seed can subtract the noise.
+    """
+
+    def __init__(self, defense: Defense, *, model: nn.Module | None = None, seed: int | None = None) -> None:
+        parts = defense.defenses if isinstance(defense, Chain) else (defense,)
+        for part in parts:
+            stages = [name for name in OTHER_STAGES if getattr(type(part), name) is not getattr(Defense, name)]
+            if stages:
+                raise BadInput(
+                    f"expected a defense that acts on the update alone, found {part!r}, which acts in "
+                    f"{' and '.join(stages)}; apply it in the client's training."
+                )
+        self.defense = defense
+        self.model = model
+        self.seed = seed
+
+    def __call__(self, message: Message, context: Context, call_next: Any) -> Message:
+        if not is_training(message) or not message.content.array_records:
+            return call_next(message, context)
+        try:
+            before = tensors_of(message, self.model)  # first: the app may work in place
+        except FedprismError as error:
+            return _refusal(message, str(error))
+        reply = call_next(message, context)
+        if reply.has_error() or not reply.content.array_records:
+            return reply
+        try:
+            after = tensors_of(reply, self.model)
+            check_fits(before, after)
+            sent = self._defended(before, after, message)
+        except FedprismError as error:
+            return _refusal(message, str(error))
+        (key, record), *_ = reply.content.array_records.items()
+        # Places and names agree: tensors are named in the order of the arrays.
+        places = dict(zip(after, (name for name, array in record.items() if array.numpy().size), strict=True))
+        changed = {places[name]: Array(tensor.numpy()) for name, tensor in sent.items()}
+        reply.content.array_records[key] = ArrayRecord({n: changed.get(n, array) for n, array in record.items()})
+        return reply
+
+    def _defended(self, before: Update, after: Update, message: Message) -> Update:
+        """What is sent of each tensor that the defense works on."""
+        buffers = dict(self.model.named_buffers(remove_duplicate=False)) if self.model is not None else {}
+        own = [name for name in after if name not in buffers and after[name].dtype.is_floating_point]
+        client, index = str(message.metadata.dst_node_id), round_of(message)
+        if self.seed is None:
+            rng = torch.Generator()
+            rng.seed()
+        else:
+            rng = generator(self.seed, "flower", client, index)
+        update = {name: after[name] - before[name].to(after[name]) for name in own}
+        where = Where(model=self.model, params=before, client=client, round=index)
+        changed = self.defense.on_update(update, where, rng)
+        return {name: before[name].to(after[name]) + changed[name] for name in own}
+
+
+class InspectionMod:
+    """Inspects the model that the client was sent, and refuses to train on one with something serious about it.
+
+    remember: compare with the model of the round before, which the client keeps in its state. The server is told that
+    the client refuses and by which checks; what they found is logged on the client.
+    """
+
+    def __init__(self, *, model: nn.Module | None = None, remember: bool = False) -> None:
+        self.model = model
+        self.remember = remember
+
+    def __call__(self, message: Message, context: Context, call_next: Any) -> Message:
+        if not is_training(message) or not message.content.array_records:
+            return call_next(message, context)
+        try:
+            params = tensors_of(message, self.model)
+            found = inspect(params, reference=self._reference(context))
+        except FedprismError as error:
+            return _refusal(message, str(error))
+        if found.serious:
+            for finding in found.serious:
+                log.warning("refused to train: in %s, %s", finding.tensor or "the model", finding.sentence)
+            checks = ", ".join(dict.fromkeys(finding.check for finding in found.serious))
+            return _refusal(message, f"the client refuses to train on this model ({checks})")
+        if self.remember:
+            kept = {name: Array(tensor.numpy()) for name, tensor in params.items()}
+            context.state.array_records[REFERENCE] = ArrayRecord(kept)
+        return call_next(message, context)
+
+    def _reference(self, context: Context) -> Update | None:
+        record = context.state.array_records.get(REFERENCE) if self.remember else None
+        return {name: torch.from_numpy(array.numpy().copy()) for name, array in record.items()} if record else None
+
+
+def _refusal(message: Message, reason: str) -> Message:
+    return Message(Error(code=ErrorCode.MOD_FAILED_PRECONDITION, reason=reason), reply_to=message)

@@ -1,0 +1,150 @@
+"""Watching a run: cheap checks after each round, and a limit that stops it.
+
+The checks need no truth. What dense inversion claims is counted only as far as the layer's own gradient bears it out.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from fedprism.attacks.dense_inversion import dense_inversion
+from fedprism.errors import BadInput, FedprismError
+from fedprism.inspection import inspect
+from fedprism.integrations.findings import Leakage
+from fedprism.running import run
+from fedprism.solvers.dense import DenseStatus
+from fedprism.solvers.labels import CROWDED_RATIO, LabelStatus, label_counts
+from fedprism.types import Knowledge, Observation, Round, Update
+
+log = logging.getLogger("fedprism")
+
+EXPLAINED = 0.1
+"""Largest part of a layer's gradient that may lie outside the span of the inputs read off it."""
+
+MOST_SAMPLES = 4096
+"""Updates of more samples than this are not looked at: a layer tells hardly any of so many, and looking takes long."""
+
+
+class LeakageLimit(FedprismError):
+    """A round gave away more than the watch allows: the run ends here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watch:
+    """After each round: dense inversion, label recovery, the updates' lengths, and inspection of the model sent.
+
+    stop_above: the largest share of samples that may be read off an update before the run is stopped; None: only log.
+    stop_on_findings: stop where inspection finds something serious in the model that the server sends.
+    """
+
+    stop_above: float | None = None
+    stop_on_findings: bool = False
+
+    def __post_init__(self) -> None:
+        if self.stop_above is not None and not 0 <= self.stop_above <= 1:
+            raise BadInput(f"expected stop_above to be a share from 0 to 1, found {self.stop_above}; 0.1 is a tenth.")
+
+    def look(self, rounds: Sequence[Round], model: nn.Module | None, knowledge: Knowledge) -> Leakage:
+        """What the checks get out of the updates of one round, the worst of them."""
+        shares = [share for seen in rounds if (share := samples_read(seen, model, knowledge)) is not None]
+        labels = [share for seen in rounds if (share := labels_read(seen, knowledge)) is not None]
+        sent: list[Update] = []
+        for seen in rounds:
+            if not any(seen.params is known for known in sent):
+                sent.append(seen.params)
+        return Leakage(
+            samples=max(shares, default=None),
+            labels=max(labels, default=None),
+            norm=max((length(seen.update) for seen in rounds), default=None),
+            serious=sum(len(inspect(params).serious) for params in sent),
+        )
+
+    def judge(self, index: int, found: Leakage) -> None:
+        """Log what was found, and raise `LeakageLimit` where it is more than allowed."""
+        share = "unknown" if found.samples is None else f"{found.samples:.2f}"
+        labels = "unknown" if found.labels is None else f"{found.labels:.2f}"
+        log.warning(
+            "round %d: leakage %s of samples, %s of labels; longest update %.3g; %d serious findings on the model sent",
+            index,
+            share,
+            labels,
+            found.norm or 0.0,
+            found.serious,
+        )
+        if self.stop_above is not None and (found.samples or 0.0) > self.stop_above:
+            raise LeakageLimit(
+                f"expected at most {self.stop_above:.0%} of the samples to be readable from an update, found {share} "
+                f"in round {index}; the run is stopped: add a defense, or larger batches."
+            )
+        if self.stop_on_findings and found.serious:
+            raise LeakageLimit(
+                f"expected a model without signs of tampering, found {found.serious} serious findings in round "
+                f"{index}; the run is stopped: look at the capture with fedprism inspect."
+            )
+
+
+def samples_read(seen: Round, model: nn.Module | None, knowledge: Knowledge) -> float | None:
+    """The share of the samples behind an update that dense inversion reads off it; None where it does not apply."""
+    size = sum(seen.examples) if seen.examples is not None else knowledge.batch_size
+    if model is None or knowledge.input_shape is None or not isinstance(size, int) or size > MOST_SAMPLES:
+        return None
+    known = replace(knowledge, batch_size=size, labels=None)
+    try:
+        found = run(dense_inversion(), Observation(model=model, rounds=(seen,), knowledge=known))
+    except (FedprismError, RuntimeError, TypeError, ValueError) as error:
+        # Refusals are unknowns; so is a model that cannot be called with one batch: a check must not end a run.
+        log.info("dense inversion does not apply: %s", error)
+        return None
+    if found.inputs is None or len(found.inputs) == 0:
+        return 0.0
+    share = min(1.0, len(found.inputs) / size)
+    if found.status == DenseStatus.AGREED:
+        return share
+    if found.status not in (DenseStatus.EXACT, DenseStatus.RESIDUAL):
+        return 0.0
+    layer = found.diagnostics["layer"]
+    missed = unexplained(
+        seen.update[layer], seen.update[f"{layer.removesuffix('weight')}bias"], found.inputs.flatten(1)
+    )
+    return share * (1 - missed) if missed <= EXPLAINED else 0.0
+
+
+def unexplained(weight_grad: Tensor, bias_grad: Tensor, inputs: Tensor) -> float:
+    """The part of a layer's gradient outside the span of the inputs (samples, features), relative to all of it.
+
+    As many inputs as the layer has rows or features span everything, which says nothing: then it is all unexplained.
+    """
+    gradient = torch.cat([weight_grad, bias_grad.unsqueeze(1)], 1).double()
+    rows = torch.cat([inputs, inputs.new_ones(len(inputs), 1)], 1).to(gradient)
+    if len(rows) >= min(gradient.shape):
+        return 1.0
+    basis = torch.linalg.qr(rows.T)[0]
+    total = torch.linalg.vector_norm(gradient)
+    return float(torch.linalg.vector_norm(gradient - gradient @ basis @ basis.T) / total) if total > 0 else 1.0
+
+
+def labels_read(seen: Round, knowledge: Knowledge) -> float | None:
+    """1 where the signs of the last bias tell every label, 0 where they do not; None without such a bias.
+
+    The last bias of the state dict is taken for that of the output layer, and the loss for cross-entropy unless it is
+    known to be another one.
+    """
+    last = next((name for name in reversed(list(seen.update)) if name.endswith("bias")), None)
+    size = sum(seen.examples) if seen.examples is not None else knowledge.batch_size
+    if last is None or not isinstance(size, int) or knowledge.loss not in (None, "cross_entropy"):
+        return None
+    if len(seen.update[last]) < CROWDED_RATIO * size:
+        return 0.0
+    sign = -1.0 if seen.kind == "delta" else 1.0
+    return float(label_counts(sign * seen.update[last].double(), size).status is LabelStatus.TRUSTED)
+
+
+def length(update: Update) -> float:
+    """The Euclidean length of all floating-point tensors as one vector."""
+    squares = [t.detach().double().square().sum() for t in update.values() if t.dtype.is_floating_point]
+    return float(torch.stack(squares).sum().sqrt()) if squares else 0.0

@@ -1,0 +1,96 @@
+"""fedprism on an NVFlare server: a filter that records what the server sends and receives into a capture.
+
+    recipe.add_server_output_filter(CaptureFilter("captures/run-1"), tasks=["train"])    # the model that is sent
+    recipe.add_server_input_filter(CaptureFilter("captures/run-1"), tasks=["train"])     # what clients send back
+
+It is attached twice because an update is the difference of the two. Nothing that passes through it is changed.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedprism.errors import BadInput, FedprismError
+from fedprism.factory import from_factory
+from fedprism.integrations.findings import RoundFacts
+from fedprism.integrations.recording import Recording, check_fits
+from fedprism.types import Update
+
+try:
+    from nvflare.apis.dxo import DXO, DataKind
+    from nvflare.apis.dxo_filter import DXOFilter
+    from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReservedKey
+    from nvflare.apis.fl_context import FLContext
+    from nvflare.apis.shareable import Shareable
+    from nvflare.app_common.app_constant import AppConstants
+except ImportError as missing:
+    raise BadInput(
+        'expected the package nvflare for fedprism.integrations.nvflare, found none; pip install "fedprism[nvflare]".'
+    ) from missing
+
+SENT = "fedprism.sent"
+"""Under which name the server's context keeps the model that was sent, for the filter on the way back."""
+
+
+class CaptureFilter(DXOFilter):
+    """Writes every client's update as a round of the capture in `folder`, which must be a new one.
+
+    model: `pkg.module:factory`, where buffers are to be told from parameters. Both arguments are words, so that a job
+    can be exported. Weights and differences of weights are recorded; encrypted ones pass by.
+    """
+
+    def __init__(self, folder: str, model: str | None = None) -> None:
+        kinds = [DataKind.WEIGHTS, DataKind.WEIGHT_DIFF]
+        super().__init__(supported_data_kinds=kinds, data_kinds_to_filter=kinds)
+        self.folder = folder
+        self.model = model
+        self._recording: Recording | None = None
+        self._lock = threading.Lock()  # answers may come at the same time
+
+    def process_dxo(self, dxo: DXO, shareable: Shareable, fl_ctx: FLContext) -> None:
+        index = int(shareable.get_header(AppConstants.CURRENT_ROUND) or 0)
+        if fl_ctx.get_prop(FLContextKey.FILTER_DIRECTION) == FilterKey.OUT:
+            self._remember(dxo, index, fl_ctx)
+            return
+        client = str(shareable.get_peer_prop(ReservedKey.IDENTITY_NAME, "unknown"))
+        try:
+            with self._lock:
+                self._record(dxo, index, client, fl_ctx)
+        except FedprismError as error:  # a filter that fails would block the answer: the run comes first
+            self.log_warning(fl_ctx, f"round {index}: the answer of {client} is not recorded: {error}")
+
+    def _remember(self, dxo: DXO, index: int, fl_ctx: FLContext) -> None:
+        if dxo.data_kind != DataKind.WEIGHTS:
+            return
+        known = fl_ctx.get_prop(SENT)
+        if known is None or known[0] != index:  # the same for all clients of a round
+            fl_ctx.set_prop(SENT, (index, _tensors(dxo.data)), private=True, sticky=True)
+
+    def _record(self, dxo: DXO, index: int, client: str, fl_ctx: FLContext) -> None:
+        known = fl_ctx.get_prop(SENT)
+        if known is None or known[0] != index:
+            raise BadInput(
+                f"expected the model that was sent in round {index}, found none; add the filter to the server's output "
+                "as well."
+            )
+        if self._recording is None:
+            model = from_factory(self.model, asked_as="model") if self.model is not None else None
+            self._recording = Recording(self.folder, model=model, source="recorded by fedprism on an NVFlare server")
+        before: Update = known[1]
+        after = _tensors(dxo.data)
+        if dxo.data_kind == DataKind.WEIGHT_DIFF:
+            check_fits(before, after)
+            after = {name: before[name].double() + change for name, change in after.items()}
+        seen = self._recording.update_of(before, after, index=index, participants=(client,))
+        facts = RoundFacts(index=index, protocol="plain", sampled=(client,), replied=(client,))
+        self._recording.add(facts, [seen])
+
+
+def _tensors(data: dict[str, Any]) -> dict[str, Tensor]:
+    """Copies: the arrays are the framework's, and go on to the aggregator."""
+    found = {str(name): torch.as_tensor(value).detach().cpu().clone() for name, value in data.items()}
+    return {name: tensor for name, tensor in found.items() if tensor.numel()}

@@ -1,0 +1,163 @@
+"""Private labels: given to the attacker, read off the update, or optimised along with the images.
+
+Huang, Gupta, Song, Li, Arora, "Evaluating Gradient Inversion Attacks and Defenses in Federated Learning", NeurIPS 2021:
+most published attacks are given the labels. Everything else is granted here (exact batch-norm statistics), so that a
+drop is the labels' alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+import fedprism as fp
+from fedprism.attacks import GradientMatching, Labels, bn_exact
+from fedprism.errors import BadInput
+from fedprism.randomness import generator
+from fedprism.recipes.base import Announce, Entry, Recipe, Row, Settings
+from fedprism.recipes.gradattack import (
+    ATTACKED_EPOCHS,
+    CITATION,
+    ENGINE,
+    ITERATIONS,
+    LPIPS_NOTE,
+    NULL,
+    PAPER_ITERATIONS,
+    ROUNDING,
+    STRANGERS,
+    Answers,
+    Data,
+    Target,
+    attacked_network,
+    data_of,
+    invert,
+    scored,
+    strangers,
+)
+from fedprism.recipes.measuring import LPIPS, PSNR
+from fedprism.recipes.sheets import contact_sheet
+
+SIZES, QUICK_SIZES = (16,), (4,)
+QUICK_ITERATIONS = 200
+LABELS_RIGHT = "labels right"
+
+KNOWN, INFERRED, JOINT = "labels known", "labels inferred", "labels optimised jointly"
+METHODS = {KNOWN: Labels.KNOWN, INFERRED: Labels.INFERRED, JOINT: Labels.JOINT}
+EVEN, AS_DRAWN, ONE_CLASS = "as even as can be", "as drawn", "all of one class"
+BATCHES = (EVEN, AS_DRAWN, ONE_CLASS)
+
+WHO = (
+    f"{KNOWN}: the attacker is given them. {INFERRED}: it counts them from the gradient of the last layer's bias. "
+    f"{JOINT}: they start as noise and are optimised with the images, as published. All three are given the exact "
+    f"batch-norm statistics. {LABELS_RIGHT}: the share of labels that were found, in any order."
+)
+
+
+def run(settings: Settings, announce: Announce) -> Iterator[Row]:
+    data = data_of(settings)
+    announce(f"{data.name}: training the attacked network")
+    target = Target(model=attacked_network(data, settings), normalization=data.normalization)
+    for size in settings.sizes_or(SIZES, QUICK_SIZES):
+        for kind in BATCHES:
+            answers: dict[str, Answers] = {}
+            for name in METHODS:
+                announce(f"{size} images, {kind}: {name}")
+                answers[name] = observe(name, composed(kind, size, data, settings), target, settings)
+            yield row(kind, size, answers, data, settings)
+
+
+def observe(name: str, batches: Sequence[fp.Batch], target: Target, settings: Settings) -> Answers:
+    """What one attacker makes of the batches."""
+    threat = fp.threats.honest_but_curious.granting("batchnorm_exact")
+    threat = threat.granting("labels") if name == KNOWN else threat
+    return invert(attack(name, settings), target, batches, threat, settings)
+
+
+def row(kind: str, size: int, answers: Mapping[str, Answers], data: Data, settings: Settings) -> Row:
+    """A row of the table: the same batches with labels known, inferred and optimised."""
+    batches = composed(kind, size, data, settings)
+    images = fp.Batch(*(torch.cat([getattr(b, name) for b in batches]) for name in ("inputs", "labels")))
+    entries: dict[str, Entry] = {
+        name: scored(
+            answer,
+            images,
+            data.normalization,
+            settings,
+            method=attack(name, settings),
+            further={LABELS_RIGHT: labels_right(answer, batches)},
+        )
+        for name, answer in answers.items()
+    }
+    picture, caption = contact_sheet(entries)
+    nobody = strangers(data, len(images), size, settings)
+    return Row(
+        cell={"labels in the batch": kind, "n": size, "classes in it": len(set(batches[0].labels.tolist()))},
+        entries={**entries, STRANGERS: scored(nobody, images, data.normalization, settings)},
+        notes=(effort(data, settings),),
+        picture=picture,
+        caption=caption,
+    )
+
+
+def attack(name: str, settings: Settings) -> GradientMatching:
+    iterations = settings.iterations_or(ITERATIONS, QUICK_ITERATIONS)
+    return replace(bn_exact(), labels=METHODS[name], iterations=iterations, engine=ENGINE)
+
+
+def composed(kind: str, size: int, data: Data, settings: Settings) -> list[fp.Batch]:
+    return [compose(kind, size, data.train, settings.seed, number) for number in range(settings.batches_or(1))]
+
+
+def compose(kind: str, size: int, images: fp.Batch, seed: int, number: int) -> fp.Batch:
+    """A batch of training images whose labels are as told; `number` says which one."""
+    shuffled = torch.randperm(len(images), generator=generator(seed, "composed", kind, number))
+    if kind == AS_DRAWN:
+        return images[shuffled[:size]]
+    labels = images.labels[shuffled]
+    if kind == ONE_CLASS:
+        own = shuffled[labels == labels[0]]
+        if len(own) < size:
+            raise BadInput(f"expected {size} images of one class, found {len(own)}; ask for smaller batches.")
+        return images[own[:size]]
+    return images[shuffled[_occurrence(labels).argsort(stable=True)[:size]]]
+
+
+def _occurrence(labels: Tensor) -> Tensor:
+    """(count,) how many of the same class come before each: the first of every class, then the second, and so on."""
+    before = torch.zeros_like(labels)
+    for number in range(int(labels.max()) + 1):
+        own = labels == number
+        before[own] = torch.arange(int(own.sum()))
+    return before
+
+
+def labels_right(answers: Answers, batches: Sequence[fp.Batch]) -> float:
+    """The share of all labels that an answer has as often as its batch does."""
+    found = total = 0
+    for answer, batch in zip(answers.parts, batches, strict=True):
+        guessed = Counter(answer.labels.tolist() if answer.labels is not None else [])
+        found += (guessed & Counter(batch.labels.tolist())).total()
+        total += len(batch)
+    return found / total
+
+
+def effort(data: Data, settings: Settings) -> str:
+    return (
+        f"{data.name}: a network trained for {ATTACKED_EPOCHS} epochs on {len(data.train):,} images, some of which are "
+        f"attacked; {settings.iterations_or(ITERATIONS, QUICK_ITERATIONS):,} iterations (the paper: "
+        f"{PAPER_ITERATIONS:,}), batches a row: {settings.batches_or(1)}."
+    )
+
+
+RECIPE = Recipe(
+    name="gradattack-labels",
+    summary="What private labels are worth to the attacker: known, inferred or optimised jointly",
+    citation=f"{CITATION}, section on private labels; a study in its form",
+    shown=(LPIPS, PSNR, LABELS_RIGHT),
+    run=run,
+    notes=(WHO, NULL, LPIPS_NOTE, ROUNDING),
+)

@@ -1,0 +1,236 @@
+"""What the recipes of MKOR share: victims, what a server that chooses the parameters sees, and scores class by class.
+
+Wang, Hugh, Li, "Maximum Knowledge Orthogonality Reconstruction with Gradients in Federated Learning", 2023.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import interpolate
+
+import fedprism as fp
+from fedprism import devices
+from fedprism.attacks import Attack, Mkor, Reference, Smoothest, midpoint
+from fedprism.metrics import psnr, ssim
+from fedprism.randomness import generator, seeded_layers
+from fedprism.recipes.base import Announce, Entry, Outcome, Settings
+from fedprism.recipes.measuring import NOT_APPLICABLE, OUT_OF_MEMORY, PSNR, SHOWN_IMAGES
+from fedprism.solvers.windows import softened_midpoint
+
+CITATION = "Wang, Hugh, Li, Maximum Knowledge Orthogonality Reconstruction, 2023"
+SSIM, BEST_SSIM, BEST_PSNR, ANSWERED, ALONE = "SSIM", "best SSIM", "best PSNR", "answered", "alone"
+SHOWN = (BEST_SSIM, SSIM, BEST_PSNR, PSNR, ANSWERED)
+ORDER = "best SSIM, average SSIM, best PSNR, average PSNR"
+
+DUMP, SOFTENED, SMOOTH = "midpoint", "midpoint, softened", "smoothest"
+EQUAL, NODES = "equal logits, midpoint", "several nodes, smoothest"
+SCORED = (
+    "An answer is compared with the private images of the class it is for, the best one-to-one among several; averages "
+    f"are over the answered images, '{ANSWERED}' is their share, '{ALONE}' the share of answers that are one sample's."
+)
+LOSS = (
+    "Clients train with cross-entropy, for which the paper's code does not work: it leaves the softmax out. One class "
+    "takes all the probability instead, and cannot be read. With equal logits a class has to be absent, which none is "
+    "from a batch of all of them; with several nodes a class all can be read."
+)
+DECODERS = (
+    f"'{DUMP}': the middle of the tightest bounds, as the paper says. '{SOFTENED}': followed by means of 5 x 5, as its "
+    f"code does. '{SMOOTH}': the smoothest image with the same maxima and minima in all windows."
+)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Victim:
+    """A network and the images its clients hold, enlarged to `side`. `client_images`: how many one client takes."""
+
+    name: str
+    model: nn.Module
+    images: fp.data.ImageSet
+    side: int
+    note: str
+    client_images: int | None = None
+
+    def draw(self, size: int, rng: torch.Generator, *, unique: bool) -> fp.Batch:
+        batch = self.images.draw(min(size, self.images.classes if unique else size), rng, unique_labels=unique)
+        inputs = batch.inputs
+        if inputs.shape[2] != self.side:
+            inputs = interpolate(inputs, size=self.side, mode="bilinear", align_corners=False).clamp(0, 1)
+        return fp.Batch(inputs, batch.labels)
+
+    def clients(self, batch: fp.Batch) -> list[fp.Batch]:
+        """Equal parts: the mean of their gradients is the whole batch's."""
+        parts = -(-len(batch) // (self.client_images or len(batch)))
+        while len(batch) % parts:
+            parts += 1
+        return [batch[chosen] for chosen in torch.arange(len(batch)).chunk(parts)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """`noise`: standard deviation of what is added to every entry, relative to that of the tensor it is in."""
+
+    victim: Victim
+    size: int
+    batches: int
+    unique: bool = True
+    noise: float = 0.0
+    scenario: Mapping[str, Any] = field(default_factory=dict)
+
+    def batch(self, number: int, settings: Settings) -> fp.Batch:
+        rng = generator(settings.seed, "mkor", self.victim.name, self.size, self.unique, number)
+        return self.victim.draw(self.size, rng, unique=self.unique)
+
+    def observe(self, attack: Attack, number: int, settings: Settings) -> tuple[fp.Observation, fp.Truth]:
+        """What the server sees of batch `number`: of parameters that the attack chose, if it is one that does."""
+        clients = self.victim.clients(self.batch(number, settings))
+        scenario = fp.Scenario(model=self.victim.model, clients=clients, **self.scenario)
+        server = attack if hasattr(attack, "tamper") else None
+        threat = fp.threats.malicious_server if server is not None else fp.threats.honest_but_curious
+        if len(clients) > 1:
+            threat = replace(threat, sees="aggregate")
+        seed = settings.seed + number
+        seen, truth = fp.simulate(scenario, threat, seed=seed, server=server, device=settings.device)
+        return (noised(seen, self.noise, generator(seed, "noise")) if self.noise else seen), truth
+
+
+def noised(observation: fp.Observation, noise: float, rng: torch.Generator) -> fp.Observation:
+    """The update with Gaussian noise, as large in each tensor as this part of its standard deviation."""
+    seen = observation.rounds[0]
+    update = {
+        name: tensor + noise * tensor.std(correction=0) * torch.randn(tensor.shape, generator=rng)
+        for name, tensor in seen.update.items()
+    }
+    return replace(observation, rounds=(replace(seen, update=update),))
+
+
+def play(
+    cell: Cell, methods: Mapping[str, Attack], settings: Settings, announce: Announce, title: str
+) -> dict[str, Entry]:
+    """What each method makes of the same batches; methods that send the same parameters share the answer."""
+    runs: dict[str, list[_Run]] = {name: [] for name in methods}
+    failed: dict[str, str] = {}
+    for number in range(cell.batches):
+        sent, seen, truth = "", None, None
+        for name, attack in methods.items():
+            if name in failed:
+                continue
+            announce(f"{title}, batch {number + 1} of {cell.batches}: {name}")
+            try:
+                if seen is None or truth is None or sent != _parameters_of(attack):
+                    seen = None  # two of them need not fit into memory
+                    sent, (seen, truth) = _parameters_of(attack), cell.observe(attack, number, settings)
+                runs[name].append(_run(attack, seen, truth, settings))
+            except (torch.OutOfMemoryError, MemoryError):
+                failed[name] = OUT_OF_MEMORY
+            except fp.NotApplicable:
+                failed[name] = NOT_APPLICABLE
+    return {name: failed.get(name) or _outcome(attack, runs[name]) for name, attack in methods.items()}
+
+
+def _parameters_of(attack: Attack) -> str:
+    """What tells whether two attacks send the same parameters."""
+    if isinstance(attack, Mkor):
+        return repr(replace(attack, decoder=midpoint))
+    return repr(attack) if hasattr(attack, "tamper") else "honest"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    values: dict[str, float]
+    seconds: float
+    status: str
+    pictures: tuple[Tensor, Tensor]
+
+
+def _run(attack: Attack, seen: fp.Observation, truth: fp.Truth, settings: Settings) -> _Run:
+    start = time.perf_counter()
+    found = fp.run(attack, seen, seed=settings.seed, device=settings.device)
+    seconds = time.perf_counter() - start
+    ours, theirs, rows = by_class(found, truth) if isinstance(attack, Mkor) else assigned(found, truth)
+    values = {ANSWERED: len(ours) / len(truth.inputs)}
+    if len(ours):
+        place = devices.pick(settings.device)
+        decibels, similar = (metric(ours.to(place), theirs.to(place)) for metric in (psnr, ssim))
+        values |= {PSNR: float(decibels.mean()), BEST_PSNR: float(decibels.max())}
+        values |= {SSIM: float(similar.mean()), BEST_SSIM: float(similar.max())}
+    counts = found.diagnostics.get("counts")
+    if counts:
+        values[ALONE] = sum(count == 1 for count in counts) / len(truth.inputs)
+    shown = torch.zeros_like(truth.inputs[:SHOWN_IMAGES])
+    for place_in_truth, image in zip(rows, ours, strict=True):
+        if place_in_truth < len(shown):
+            shown[place_in_truth] = image
+    return _Run(
+        values=values, seconds=seconds, status=found.status, pictures=(truth.inputs[:SHOWN_IMAGES].clone(), shown)
+    )
+
+
+def assigned(found: fp.Reconstruction, truth: fp.Truth) -> tuple[Tensor, Tensor, list[int]]:
+    """Answers beside the private images they are assigned to, and which of all these are."""
+    if found.inputs is None or not len(found.inputs):
+        return truth.inputs[:0], truth.inputs[:0], []
+    matched = fp.match(found, truth)
+    rows = [number for number, row in enumerate(matched.rows) if row is not None]
+    return matched.found[rows], matched.truth[rows], rows
+
+
+def by_class(found: fp.Reconstruction, truth: fp.Truth) -> tuple[Tensor, Tensor, list[int]]:
+    """The same, but each answer only with images of its own class: it says for which class it is."""
+    assert found.inputs is not None
+    assert found.labels is not None
+    ours, theirs, rows = [truth.inputs[:0]], [truth.inputs[:0]], list[int]()
+    for label in sorted(set(found.labels.tolist())):
+        own = (truth.labels == label).nonzero().flatten()
+        part = replace(truth, inputs=truth.inputs[own], labels=truth.labels[own], owners=tuple(["client"] * len(own)))
+        if len(own):
+            image, original, chosen = assigned(replace(found, inputs=found.inputs[found.labels == label]), part)
+            ours.append(image)
+            theirs.append(original)
+            rows += own[chosen].tolist()
+    return torch.cat(ours), torch.cat(theirs), rows
+
+
+def _outcome(attack: Attack, runs: list[_Run]) -> Outcome:
+    metrics = dict.fromkeys(metric for run in runs for metric in run.values)
+    return Outcome(
+        values={metric: tuple(run.values[metric] for run in runs if metric in run.values) for metric in metrics},
+        seconds=tuple(run.seconds for run in runs),
+        statuses=tuple(run.status for run in runs),
+        settings=repr(attack),
+        pictures=runs[0].pictures if runs else None,
+    )
+
+
+def decoders(nodes: int, settings: Settings, middle: float = 0.0) -> dict[str, Attack]:
+    """MKOR with a dump class and three decoders, with equal logits, and with several nodes a class."""
+    smooth = Smoothest(iterations=settings.iterations_or(100, 30), middle=middle)
+    return {
+        DUMP: Mkor(reference=Reference.DUMP_CLASS),
+        SOFTENED: Mkor(reference=Reference.DUMP_CLASS, decoder=softened_midpoint),
+        SMOOTH: Mkor(reference=Reference.DUMP_CLASS, decoder=smooth),
+        EQUAL: Mkor(),
+        NODES: Mkor(nodes=nodes, decoder=smooth),
+    }
+
+
+def alone(size: int, classes: int) -> float:
+    """The paper's equation 3, classes equally likely: how many samples of a batch are the only one of their class."""
+    return float(size * (1 - 1 / classes) ** (size - 1))
+
+
+def small_chain(settings: Settings) -> Victim:
+    """The quick stand-in for VGG-16: three convolutions with pools and three dense layers, on enlarged photographs."""
+    images = fp.data.load("photos", size=16, crops=16)
+    with seeded_layers(generator(settings.seed, "network")):
+        layers: list[nn.Module] = []
+        for before, after in ((3, 12), (12, 24), (24, 96)):
+            layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+        layers += [nn.Flatten(), nn.Linear(96 * 64, 96), nn.ReLU(), nn.Linear(96, 64), nn.ReLU(), nn.Linear(64, 8)]
+    note = f"Quick: three convolutions, {len(images)} crops of the embedded photographs, enlarged from 16 to 64 pixels."
+    return Victim(name="photos", model=nn.Sequential(*layers), images=images, side=64, note=note)

@@ -1,0 +1,62 @@
+"""Table 3: a hundred images of different classes from the gradient of VGG-16, whose parameters the server chose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import fedprism as fp
+from fedprism.attacks import Attack, Disguise, Mkor, Reference
+from fedprism.recipes import mkor
+from fedprism.recipes.base import Announce, Recipe, Row, Settings
+from fedprism.recipes.sheets import contact_sheet
+
+SIZES, QUICK_SIZES = (100,), (8,)
+BATCHES = 10
+CLIENT_IMAGES = 50
+NODES, QUICK_NODES = 40, 8
+HIDDEN = "inconspicuous, midpoint"
+PAPER = ".98, .87, 33.85 dB, 24.14 dB"
+
+
+def cifar100_vgg16(settings: Settings) -> mkor.Victim:
+    """torchvision's VGG-16 with a hundred classes, on CIFAR-100's test images enlarged to 224 pixels."""
+    images = fp.data.load("cifar100", split="test", data_dir=settings.data_dir)
+    model = fp.models.build("vgg16", classes=images.classes, dropout=0.0, seed=settings.seed)
+    note = (
+        f"VGG-16 with zero padding, fresh parameters before the server changed them, no dropout; {len(images):,} "
+        f"images of CIFAR-100 enlarged to 224 pixels, at which they are scored. Gradients are means of clients of at "
+        f"most {CLIENT_IMAGES} images."
+    )
+    return mkor.Victim(name="CIFAR-100", model=model, images=images, side=224, note=note, client_images=CLIENT_IMAGES)
+
+
+def methods(settings: Settings) -> dict[str, Attack]:
+    return {
+        **mkor.decoders(QUICK_NODES if settings.quick else NODES, settings),
+        HIDDEN: Mkor(reference=Reference.DUMP_CLASS, disguise=Disguise()),
+    }
+
+
+def run(settings: Settings, announce: Announce) -> Iterator[Row]:
+    victim = mkor.small_chain(settings) if settings.quick else cifar100_vgg16(settings)
+    for size in settings.sizes_or(SIZES, QUICK_SIZES):
+        cell = mkor.Cell(victim=victim, size=size, batches=settings.batches_or(BATCHES))
+        entries = mkor.play(cell, methods(settings), settings, announce, f"{victim.name}, {size} images")
+        picture, caption = contact_sheet(entries)
+        yield Row(
+            cell={"data": victim.name, "n": size, "batches": cell.batches},
+            entries={f"paper: {mkor.ORDER}": settings.paper(PAPER if size == 100 else None), **entries},
+            notes=(victim.note,),
+            picture=picture,
+            caption=caption,
+        )
+
+
+RECIPE = Recipe(
+    name="mkor-table-3",
+    summary="MKOR, VGG-16 on CIFAR-100, one image a class",
+    citation=f"{mkor.CITATION}, table 3",
+    shown=mkor.SHOWN,
+    run=run,
+    notes=(mkor.LOSS, mkor.DECODERS, mkor.SCORED),
+)

@@ -1,0 +1,149 @@
+"""What changed between two audits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from fedprism.audit import Audit
+from fedprism.audit.summary import HIGHER_IS_CLOSER
+from fedprism.report.configurations import Configuration, Figure, configurations, measured, settings
+from fedprism.report.judging import Leak, judge
+from fedprism.report.page import shared, template
+from fedprism.report.verdict import attacks_of, overall
+
+MOST_DEEP = 8
+
+
+class Change(StrEnum):
+    """How a configuration fares now, seen by the owners of the data."""
+
+    WORSE = "leaks more"
+    BETTER = "leaks less"
+    SAME = "no clear change"
+    IDENTICAL = "the same numbers"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """One configuration in both audits."""
+
+    before: Configuration
+    after: Configuration
+    change: Change
+    was: Leak
+    now: Leak
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    pairs: tuple[Pair, ...]
+    costs: tuple[tuple[Configuration, Configuration], ...]
+    added: tuple[Configuration, ...]
+    removed: tuple[Configuration, ...]
+    settings: tuple[tuple[str, str, str], ...]
+    """Keys of the plan that differ, with their value before and after."""
+
+    def count(self, change: Change) -> int:
+        return sum(pair.change is change for pair in self.pairs)
+
+
+def compare(before: Audit, after: Audit) -> Comparison:
+    """Configurations are the same if everything but the seeds is."""
+    old = {row.key: row for row in configurations(before)}
+    new = {row.key: row for row in configurations(after)}
+    both = [(old[key], new[key]) for key in new if key in old]
+    metrics = measured([*old.values(), *new.values()], after.plan)
+    pairs = [_paired(a, b, metrics) for a, b in both if a.cell.kind != "utility"]
+    order = list(Change).index
+    return Comparison(
+        pairs=tuple(sorted(pairs, key=lambda pair: order(pair.change))),
+        costs=tuple((a, b) for a, b in both if a.cell.kind == "utility"),
+        added=tuple(row for key, row in new.items() if key not in old),
+        removed=tuple(row for key, row in old.items() if key not in new),
+        settings=tuple(_differences(before.plan, after.plan)),
+    )
+
+
+def headline(found: Comparison) -> tuple[str, ...]:
+    """The comparison in a few sentences."""
+    if not found.pairs:
+        return ("The two audits have no configuration in common.",)
+    total, worse, better = len(found.pairs), found.count(Change.WORSE), found.count(Change.BETTER)
+    identical = found.count(Change.IDENTICAL)
+    if identical == total:
+        return (f"All {total} shared configurations have the same numbers.",)
+    sentences = [f"Of {total} shared configurations {worse} leak more and {better} leak less than before."]
+    if identical:
+        sentences.append(f"{identical} have the same numbers.")
+    if found.count(Change.SAME):
+        sentences.append(f"{found.count(Change.SAME)} show no clear change.")
+    return tuple(sentences)
+
+
+def render_comparison(before: Audit, after: Audit) -> str:
+    """The page of a comparison."""
+    found = compare(before, after)
+    rows = [row for pair in found.pairs for row in (pair.before, pair.after)]
+    metrics = measured(rows, after.plan)
+    page: str = template("comparison.html.j2").render(
+        titles=tuple(str(audit.plan.get("title") or audit.root.resolve().name) for audit in (before, after)),
+        found=found,
+        headline=headline(found),
+        leaks=tuple(overall(configurations(audit)) for audit in (before, after)),
+        metrics=metrics,
+        settings=settings(rows),
+        added=attacks_of(found.added),
+        removed=attacks_of(found.removed),
+        Change=Change,
+        **shared(),
+    )
+    return page
+
+
+def _paired(before: Configuration, after: Configuration, metrics: Sequence[str]) -> Pair:
+    was, now = judge(before), judge(after)
+    return Pair(before=before, after=after, was=was, now=now, change=_change(before, after, was, now, metrics))
+
+
+def _change(before: Configuration, after: Configuration, was: Leak, now: Leak, metrics: Sequence[str]) -> Change:
+    """What is said of the samples decides; below that the metrics whose intervals over seeds do not overlap."""
+    if before.metrics == after.metrics and before.labels_leaked == after.labels_leaked and was is now:
+        return Change.IDENTICAL
+    if was is not now and was.judged and now.judged:
+        order = list(Leak).index
+        return Change.WORSE if order(now) < order(was) else Change.BETTER
+    signs = [
+        _direction(name, before.metrics[name], after.metrics[name])
+        for name in metrics
+        if name in before.metrics and name in after.metrics
+    ]
+    if any(sign > 0 for sign in signs) and not any(sign < 0 for sign in signs):
+        return Change.WORSE
+    if any(sign < 0 for sign in signs) and not any(sign > 0 for sign in signs):
+        return Change.BETTER
+    return Change.SAME
+
+
+def _direction(metric: str, before: Figure, after: Figure) -> int:
+    """1 where the second is closer to the private samples beyond both intervals, -1 where it is farther, else 0."""
+    if before.low is None or before.high is None or after.low is None or after.high is None:
+        return 0
+    rises = after.low > before.high
+    falls = after.high < before.low
+    sign = 1 if HIGHER_IS_CLOSER.get(metric, False) else -1
+    return sign * (int(rises) - int(falls))
+
+
+def _differences(before: Any, after: Any, path: str = "", depth: int = 0) -> list[tuple[str, str, str]]:
+    """Keys whose values differ, as deep as tables go."""
+    if isinstance(before, Mapping) and isinstance(after, Mapping) and depth < MOST_DEEP:
+        return [
+            each
+            for key in {**before, **after}
+            if before.get(key) != after.get(key)
+            for each in _differences(before.get(key), after.get(key), f"{path}.{key}", depth + 1)
+        ]
+    return [(path.removeprefix("."), str(before), str(after))] if before != after else []

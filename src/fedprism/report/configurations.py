@@ -1,0 +1,185 @@
+"""The configurations of an audit, as results.json states them. Nothing is computed anew here: numbers are only shown.
+
+A folder may come from anywhere, so that every entry is checked before a page is made of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from fedprism.audit import Audit
+from fedprism.audit.grid import configuration_key
+from fedprism.audit.summary import title as title_of
+from fedprism.errors import BadInput
+
+NOT_LEAKAGE = "avd_floor"
+"""A reference value of AVD, the same for every attack."""
+LABELS = {"psnr": "PSNR", "ssim": "SSIM", "mse": "MSE", "avd": "AVD", "columns": "columns right"}
+NO_DEFENSE = "none"
+SETTING = ("clients", "batch_size", "protocol", "loss")
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Figure(_Part):
+    """A metric of one configuration: its mean over samples and seeds, and what a guess scores."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    closest: float
+    null: float | None
+
+
+class Cell(_Part):
+    """What was tested. Which fields are there depends on the kind."""
+
+    kind: Literal["attack", "capture", "utility"]
+    attack: str = ""
+    settings: str = ""
+    threat: str = ""
+    defense: str = NO_DEFENSE
+    defense_settings: str = ""
+    clients: int = 1
+    batch_size: int = 0
+    protocol: str = ""
+    loss: str = ""
+    capture: str = ""
+
+
+class Configuration(_Part):
+    """Cells that differ in nothing but the seed."""
+
+    key: str
+    cell: Cell
+    outcomes: dict[str, int]
+    reasons: tuple[str, ...]
+    statuses: tuple[str, ...]
+    knowledge_used: tuple[str, ...]
+    metrics: dict[str, Figure]
+    nulls: dict[str, dict[str, float]]
+    by_column: dict[str, float]
+    samples: int
+    answered: int
+    labels_leaked: float | None
+    residual: float | None
+    accuracy: float | None
+    interval: tuple[float, float] | None
+    epsilon: float | None
+
+    @property
+    def title(self) -> str:
+        return title_of(self.cell.model_dump())
+
+    @property
+    def bare(self) -> bool:
+        """Whether it is known that there was no defense; of a recording nobody knows."""
+        return self.cell.kind == "attack" and self.cell.defense == NO_DEFENSE
+
+    @property
+    def defense(self) -> str:
+        if self.cell.kind == "capture":
+            return "as recorded"
+        return "no defense" if self.cell.defense == NO_DEFENSE else self.cell.defense
+
+    @property
+    def attacker(self) -> str:
+        """The threat model's name; whoever has a capture knows what it tells."""
+        return self.cell.threat or "holder of the capture"
+
+    @property
+    def done(self) -> int:
+        return self.outcomes.get("done", 0)
+
+    @property
+    def failed(self) -> int:
+        return self.outcomes.get("failed", 0)
+
+
+def configurations(audit: Audit) -> tuple[Configuration, ...]:
+    """Every configuration of the audit, in the order of its grid."""
+    try:
+        if not isinstance(audit.plan, Mapping) or not all(isinstance(each, Mapping) for each in audit.skipped):
+            raise TypeError
+        return tuple(
+            Configuration.model_validate({**entry, "key": configuration_key(entry["cell"])}) for entry in audit.summary
+        )
+    except (ValidationError, TypeError, KeyError, AttributeError) as error:
+        raise BadInput(
+            "expected configurations in results.json as fedprism audit writes them, found others; run the audit again."
+        ) from error
+
+
+def measured(rows: Sequence[Configuration], plan: Mapping[str, Any]) -> list[str]:
+    """The metrics that say how much leaked, the most telling first."""
+    scores = plan.get("scores")
+    wanted = scores.get("metrics") if isinstance(scores, Mapping) else None
+    names = ["columns", *(wanted if isinstance(wanted, list) else []), "update-error"]
+    there = {name for row in rows for name in row.metrics}
+    ordered = dict.fromkeys([*(str(name) for name in names), *sorted(there)])
+    return [name for name in ordered if name in there and name != NOT_LEAKAGE]
+
+
+def settings(rows: Sequence[Configuration]) -> dict[str, str]:
+    """What each configuration is beside attack, attacker and defense, in a few words: what differs between them."""
+    differing = _differing(rows)
+    return {row.key: _setting(row, differing) for row in rows}
+
+
+def shared_setting(rows: Sequence[Configuration]) -> str:
+    """What is the same in all simulated configurations."""
+    simulated = [row for row in rows if row.cell.kind == "attack"]
+    return _setting(simulated[0], set(SETTING) - _differing(rows)) if simulated else ""
+
+
+def _differing(rows: Sequence[Configuration]) -> set[str]:
+    simulated = [row.cell for row in rows if row.cell.kind == "attack"]
+    return {name for name in SETTING if len({getattr(cell, name) for cell in simulated}) > 1}
+
+
+def _setting(row: Configuration, names: Collection[str]) -> str:
+    cell = row.cell
+    if cell.kind == "capture":
+        return f"capture {cell.capture}"
+    words = {
+        "clients": f"{cell.clients} client{'' if cell.clients == 1 else 's'}",
+        "batch_size": f"batches of {cell.batch_size}",
+        "protocol": cell.protocol,
+        "loss": cell.loss,
+    }
+    return ", ".join(words[name] for name in SETTING if name in names)
+
+
+def label(metric: str) -> str:
+    return LABELS.get(metric, metric)
+
+
+def number(metric: str, value: float | None) -> str:
+    """A value as a person reads it, with its unit."""
+    if value is None:
+        return ""
+    if metric == "columns":
+        return f"{value:.0%}"
+    if metric == "psnr":
+        return "∞ dB" if math.isinf(value) and value > 0 else f"{value:.1f} dB"
+    return f"{value:.3g}"
+
+
+def figure_in_words(metric: str, figure: Figure | None) -> str:
+    """The mean with its interval over seeds."""
+    if figure is None:
+        return ""
+    return " ".join(filter(None, (number(metric, figure.mean), interval(metric, figure))))
+
+
+def interval(metric: str, figure: Figure | None) -> str:
+    """The 95 % interval over seeds in brackets, where there are several; without the unit, which the mean has."""
+    if figure is None or figure.low is None or figure.high is None:
+        return ""
+    return f"({number(metric, figure.low)} to {number(metric, figure.high)})".replace(" dB", "")

@@ -1,0 +1,208 @@
+"""Worst, median and best reconstructions beside originals: only what the audit kept, only where it is wanted."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedprism import results
+from fedprism.audit import Audit, Finished
+from fedprism.audit.grid import configuration_key
+from fedprism.audit.summary import HIGHER_IS_CLOSER
+from fedprism.data.tabular import Column, TableSet
+from fedprism.report.advice import closeness
+from fedprism.report.configurations import Configuration, label, number
+from fedprism.report.judging import Leak, judge
+
+MOST_SHOWN = 24
+"""Configurations with pictures: a page stays small however large the audit is."""
+MOST_SIDE = 112
+"""Larger pictures are made smaller for the page."""
+PLACES = ("worst for its owner", "median", "best for its owner")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """A column of a recovered row."""
+
+    name: str
+    original: str
+    recovered: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One private sample and what came back of it: pictures as data addresses, or the fields of a row."""
+
+    place: str
+    seed: str
+    scores: str
+    answered: bool
+    original: str | None = None
+    recovered: str | None = None
+    fields: tuple[Field, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exhibit:
+    """The samples of one configuration."""
+
+    row: Configuration
+    leak: Leak
+    samples: tuple[Sample, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """A sample that the audit kept: where it lies, and how it scored."""
+
+    cell: str
+    number: int
+    seed: str
+    closeness: float
+    scores: Mapping[str, float]
+
+
+def shows_by_default(plan: Mapping[str, Any]) -> bool:
+    """Data sets that have a name are public or made up. Captures and a user's own files are shown only on purpose."""
+    data = plan.get("data")
+    return plan.get("captures") is None and isinstance(data, Mapping) and bool(data.get("name"))
+
+
+def chosen_rows(rows: Sequence[Configuration], metric: str) -> list[Configuration]:
+    """Those that leak most; first the worst of every defense, then of every defense against every attacker."""
+    order = list(Leak).index
+    ranked = sorted(
+        (row for row in rows if row.cell.kind != "utility" and row.done),
+        key=lambda row: (order(judge(row)), -closeness(row, metric)),
+    )
+    leading = {row.defense: row.key for row in reversed(ranked)}
+    against = {(row.defense, row.attacker): row.key for row in reversed(ranked)}
+    return sorted(
+        ranked,
+        key=lambda row: (row.key != leading[row.defense]) + (row.key != against[row.defense, row.attacker]),
+    )[:MOST_SHOWN]
+
+
+def exhibits(audit: Audit, rows: Sequence[Configuration], metric: str) -> tuple[Exhibit, ...]:
+    """What came back in these configurations. Records are read one at a time, pictures of those shown alone."""
+    kept: dict[str, list[Kept]] = {row.key: [] for row in rows}
+    for finished in audit:
+        key = configuration_key(dict(finished.cell))
+        if key in kept and finished.outcome == "done":
+            kept[key] += _kept(audit, finished, metric)
+    return tuple(
+        Exhibit(
+            row=row,
+            leak=judge(row),
+            samples=tuple(_sample(audit, each, place) for place, each in _picked(kept[row.key])),
+        )
+        for row in rows
+        if kept[row.key]
+    )
+
+
+def _kept(audit: Audit, finished: Finished, metric: str) -> list[Kept]:
+    """The kept samples of one cell with the scores that its record holds."""
+    tensors = audit.samples(finished.id)
+    if tensors is None or not _can_be_shown(tensors, audit.columns):
+        return []
+    values = (finished.record.scores if finished.record is not None else None) or {}
+    places = tensors["indices"].tolist() if "indices" in tensors else [None] * len(tensors["recovered"])
+    sign = 1 if HIGHER_IS_CLOSER.get(metric, False) else -1
+    found = []
+    for k, place in enumerate(places):
+        scores = _scores(values.get("values"), place)
+        close = sign * scores[metric] if metric in scores else -math.inf
+        seed = str(finished.cell.get("seed", ""))
+        found.append(Kept(cell=finished.id, number=k, seed=seed, closeness=close, scores=scores))
+    return found
+
+
+def _scores(values: Any, place: int | None) -> dict[str, float]:
+    """The scores of one sample, as far as it has any."""
+    if not isinstance(values, Mapping) or place is None:
+        return {}
+    lists = {str(name): each for name, each in values.items() if isinstance(each, list | tuple)}
+    found = {name: each[place] for name, each in lists.items() if 0 <= place < len(each)}
+    return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+
+
+def _can_be_shown(tensors: Mapping[str, Tensor], columns: Sequence[Column] | None) -> bool:
+    """Whether these are images, or rows of the table, and fit together: the file may come from anywhere."""
+    recovered = tensors.get("recovered")
+    if recovered is None:
+        return False
+    if columns is not None:
+        fits = recovered.dim() == 2 and recovered.shape[1] == sum(column.width for column in columns)
+    else:
+        fits = recovered.dim() == 4 and recovered.shape[1] in (1, 3) and recovered.dtype == torch.uint8
+    flat = [tensors[name] for name in ("answered", "indices") if name in tensors]
+    return (
+        fits
+        and recovered.numel() > 0
+        and tensors.get("originals", recovered).shape == recovered.shape
+        and tensors.get("originals", recovered).dtype == recovered.dtype
+        and all(tensor.shape == recovered.shape[:1] and not tensor.is_floating_point() for tensor in flat)
+    )
+
+
+def _picked(kept: Sequence[Kept]) -> list[tuple[str, Kept]]:
+    """Worst for its owner, median, best; fewer where fewer were kept, and just some where nothing says how they are."""
+    if not any(each.scores for each in kept):
+        return [("recovered", each) for each in kept[: len(PLACES)]]
+    ranked = sorted(kept, key=lambda each: -each.closeness)
+    if len(ranked) >= 3:
+        return list(zip(PLACES, (ranked[0], ranked[len(ranked) // 2], ranked[-1]), strict=True))
+    if len(ranked) == 2:
+        return list(zip(PLACES[::2], ranked, strict=True))
+    return [("the only one", each) for each in ranked]
+
+
+def _sample(audit: Audit, kept: Kept, place: str) -> Sample:
+    tensors = audit.samples(kept.cell)
+    assert tensors is not None
+    recovered = tensors["recovered"][kept.number]
+    original = tensors["originals"][kept.number] if "originals" in tensors else None
+    answered = bool(tensors["answered"][kept.number]) if "answered" in tensors else True
+    shown = [
+        f"{label(name)} {number(name, value)}"
+        for name, value in kept.scores.items()
+        if name in ("psnr", "ssim", "columns")
+    ]
+    common = {"place": place, "seed": kept.seed, "scores": ", ".join(shown), "answered": answered}
+    if audit.columns is not None:
+        return Sample(**common, fields=_fields(audit.columns, original, recovered))  # type: ignore[arg-type]
+    return Sample(
+        **common,  # type: ignore[arg-type]
+        original=None if original is None else _address(original),
+        recovered=_address(recovered) if answered else None,
+    )
+
+
+def _fields(columns: tuple[Column, ...], original: Tensor | None, recovered: Tensor) -> tuple[Field, ...]:
+    table = TableSet("", torch.empty(0), torch.empty(0), columns, ())
+    found = table.decoded(recovered)
+    true = table.decoded(original) if original is not None else {}
+    return tuple(Field(name=name, original=_value(true.get(name, "")), recovered=_value(found[name])) for name in found)
+
+
+def _value(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.4g}"
+
+
+def _address(levels: Tensor) -> str:
+    """An image (channels, height, width) of bytes as the address of a PNG."""
+    pixels = levels.double() / 255
+    side = max(pixels.shape[1:])
+    if side > MOST_SIDE:
+        size = [max(1, round(length * MOST_SIDE / side)) for length in pixels.shape[1:]]
+        pixels = functional.interpolate(pixels[None], size=size, mode="area")[0]
+    return "data:image/png;base64," + base64.b64encode(results.png(pixels)).decode()

@@ -1,0 +1,168 @@
+"""The report of an audit: one HTML file with everything inside."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedprism import pages
+from fedprism.audit import Audit
+from fedprism.audit.baselines import BASELINES
+from fedprism.audit.grid import configuration_key
+from fedprism.audit.summary import HIGHER_IS_CLOSER
+from fedprism.demo import FAITHFUL_PSNR, RECOGNISABLE_SSIM, TRACES_SSIM
+from fedprism.report import advice, gallery, plot, verdict
+from fedprism.report.configurations import (
+    Configuration,
+    configurations,
+    figure_in_words,
+    interval,
+    label,
+    measured,
+    number,
+    settings,
+    shared_setting,
+)
+from fedprism.report.judging import RECOGNISABLE_COLUMNS, Leak, judge
+from fedprism.report.protocol import load_kept
+
+SHOWN_METRICS = 2
+"""Columns of the table of configurations; the others stand in its details."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A configuration as the page shows it."""
+
+    anchor: str
+    row: Configuration
+    leak: Leak
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    """What the records say about how the audit ran."""
+
+    seeds: tuple[int, ...]
+    versions: tuple[str, ...]
+    time_factors: Mapping[str, float]
+    cells: int
+
+
+def render(audit: Audit, *, show_images: bool | None = None) -> str:
+    """The page. Pictures and rows are shown where the data has a public name, elsewhere only if asked for."""
+    rows = configurations(audit)
+    metrics = measured(rows, audit.plan)
+    first = metrics[0] if metrics else ""
+    ran = _ran(audit)
+    choices = advice.options(rows, ran.time_factors)
+    advised = advice.advise(choices, first, _delta(audit.plan))
+    shown = gallery.shows_by_default(audit.plan) if show_images is None else show_images
+    exhibits = gallery.exhibits(audit, gallery.chosen_rows(rows, first), first) if shown else ()
+    lines = _lines(rows, first)
+    anchors = {line.row.key: line.anchor for line in lines}
+    page: str = template("report.html.j2").render(
+        title=str(audit.plan.get("title") or "What this federated training gives away"),
+        system=verdict.system(audit.plan),
+        leak=verdict.overall(rows),
+        headline=verdict.headline(rows, first),
+        findings=verdict.findings(rows, first),
+        protocol=load_kept(audit.root),
+        advice=advised,
+        options=choices,
+        lines=lines,
+        metrics=metrics,
+        settings=settings(verdict.attacks_of(rows)),
+        shared_setting=shared_setting(rows),
+        shown_metrics=metrics[:SHOWN_METRICS],
+        exhibits=exhibits,
+        exhibited=len(exhibits) < sum(line.leak.judged for line in lines),
+        redacted=not shown,
+        guesses=_guesses(rows, metrics),
+        baselines=BASELINES,
+        residuals=any(line.row.residual is not None for line in lines),
+        by_column=next((list(line.row.by_column) for line in lines if line.row.by_column), []),
+        skipped=[(str(each.get("what", "")), str(each.get("why", ""))) for each in audit.skipped],
+        troubled=[row for row in rows if row.reasons],
+        assessment=verdict.assessment(rows, advised, audit.plan, len(audit.skipped), ran.seeds),
+        ran=ran,
+        plan=json.dumps(audit.plan, indent=1),
+        plot=plot.data([line.row for line in lines], anchors, choices, metrics),
+        **shared(),
+    )
+    return page
+
+
+def template(name: str) -> Any:
+    return pages.environment().get_template(name)
+
+
+def shared() -> dict[str, Any]:
+    """What every template uses."""
+    script = _script()
+    return {
+        "script": script,
+        "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        "label": label,
+        "number": number,
+        "figure": figure_in_words,
+        "interval": interval,
+        "judge": judge,
+        "Leak": Leak,
+        "higher": HIGHER_IS_CLOSER,
+        "faithful_psnr": FAITHFUL_PSNR,
+        "recognisable_ssim": RECOGNISABLE_SSIM,
+        "traces_ssim": TRACES_SSIM,
+        "recognisable_columns": RECOGNISABLE_COLUMNS,
+    }
+
+
+def _script() -> str:
+    text: str = template("report.js.j2").render()
+    return text
+
+
+def _lines(rows: Sequence[Configuration], metric: str) -> tuple[Line, ...]:
+    """Attacks, the worst first."""
+    order = list(Leak).index
+    attacks = [(judge(row), row) for row in verdict.attacks_of(rows)]
+    attacks.sort(key=lambda pair: (order(pair[0]), -advice.closeness(pair[1], metric)))
+    return tuple(Line(anchor=f"c{place}", row=row, leak=leak) for place, (leak, row) in enumerate(attacks, 1))
+
+
+def _ran(audit: Audit) -> Ran:
+    seeds, versions = dict[int, None](), dict[str, None]()
+    factors: dict[str, float] = {}
+    for finished in audit:
+        if isinstance(finished.cell.get("seed"), int):
+            seeds[finished.cell["seed"]] = None
+        if finished.time_factor is not None:
+            factors[configuration_key(dict(finished.cell))] = finished.time_factor
+        if finished.record is not None and isinstance(finished.record.versions, Mapping):
+            versions[", ".join(f"{name} {version}" for name, version in finished.record.versions.items())] = None
+    return Ran(seeds=tuple(seeds), versions=tuple(versions), time_factors=factors, cells=len(audit))
+
+
+def _delta(plan: Mapping[str, Any]) -> float | None:
+    """At which epsilon is stated, where the plan asks for the costs of defenses."""
+    wanted = plan.get("utility")
+    delta = wanted.get("delta") if isinstance(wanted, Mapping) else None
+    return delta if isinstance(delta, float) else None
+
+
+def _guesses(rows: Sequence[Configuration], metrics: Sequence[str]) -> list[tuple[str, str, list[str]]]:
+    """For each null baseline the range of its mean scores over all configurations."""
+    found = []
+    for name, meaning in BASELINES.items():
+        ranges = []
+        for metric in metrics:
+            values = [row.nulls[metric][name] for row in rows if name in row.nulls.get(metric, {})]
+            low, high = (number(metric, min(values)), number(metric, max(values))) if values else ("", "")
+            ranges.append(low if low == high else f"{low} to {high}")
+        if any(ranges):
+            found.append((name, meaning, ranges))
+    return found

@@ -1,0 +1,68 @@
+"""What recordings show about their protocol, kept beside an audit of them, so that its report can say it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from fedprism import results
+from fedprism.errors import BadInput, FedprismError
+from fedprism.integrations.findings import load_findings
+
+FILE = "findings.json"
+FORMAT = "fedprism-audit-findings/1"
+MOST_BYTES = 2**24
+
+
+class ProtocolFinding(BaseModel):
+    """Something that holds in a recorded run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    capture: str
+    check: str
+    severity: Literal["note", "serious"]
+    sentence: str
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal["fedprism-audit-findings/1"]
+    findings: tuple[ProtocolFinding, ...]
+
+
+def keep(folder: Path, captures: Iterable[Path]) -> None:
+    """Write down what holds in these captures; nothing where nothing does. A damaged file is told, not fatal."""
+    found = []
+    for place, capture in enumerate(captures, 1):
+        name = f"{place}: {capture.resolve().name}"
+        try:
+            read = load_findings(capture)
+        except FedprismError as error:
+            found.append({"capture": name, "check": "unreadable", "severity": "note", "sentence": str(error)})
+            continue
+        found += [
+            {"capture": name, "check": each.check, "severity": each.severity.value, "sentence": each.sentence}
+            for each in read
+        ]
+    if found:
+        results.publish(folder, {FILE: results.as_json({"format": FORMAT, "findings": found})})
+
+
+def load_kept(folder: Path) -> tuple[ProtocolFinding, ...]:
+    """The findings beside an audit, the serious ones first; none where it has no such file."""
+    path = folder / FILE
+    if not path.is_file():
+        return ()
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise ValueError("too large")
+        read = _File.model_validate(json.loads(path.read_bytes())).findings
+    except (OSError, ValueError, RecursionError, ValidationError) as error:
+        raise BadInput(f"expected {FILE} of {FORMAT}, found another file; remove it or run the audit again.") from error
+    return tuple(sorted(read, key=lambda each: each.severity != "serious"))

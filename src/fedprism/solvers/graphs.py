@@ -1,0 +1,106 @@
+"""One iteration as one CUDA graph: a GPU that is handed a whole iteration at once does not wait for Python.
+
+A step that is to be captured reads and writes only tensors that exist before it, in place, and asks for no value: what
+changes from one iteration to the next (a learning rate, a counter) lies in tensors too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+
+WARM_UP = 3
+"""Iterations before the capture, in which libraries choose their algorithms and memory is taken."""
+
+
+class Stepping(StrEnum):
+    GRAPH = "every iteration is one CUDA graph"
+    PLAIN = "step by step, as asked"
+    NO_GPU = "step by step, because there is no GPU"
+    REFUSED = "step by step, because the iteration cannot be captured as a CUDA graph"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """How iterations are run, never what they compute, except for `tf32`.
+
+    graph: one CUDA graph for each iteration where there is a GPU.
+    autotune: cuDNN times its algorithms first; then two runs may take different ones and differ by rounding.
+    channels_last: images and kernels lie in memory with the channels last.
+    tf32: convolutions and products with 10 bits of mantissa, which costs quality where objectives get small.
+    """
+
+    graph: bool = True
+    autotune: bool = False
+    channels_last: bool = False
+    tf32: bool = False
+
+    @contextmanager
+    def settings(self) -> Iterator[None]:
+        """PyTorch's own switches set as asked, and put back afterwards."""
+        cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+        before = cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
+        cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = self.autotune, self.tf32, self.tf32
+        try:
+            yield
+        finally:
+            cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = before
+
+
+class Repeated:
+    """Calls `step` again and again; on a GPU, after a few calls, by replaying what it did. Every call is an iteration.
+
+    `stepping` says how; where the step cannot be captured, `reason` says why, and it is called as it is.
+    """
+
+    def __init__(self, step: Callable[[], None], device: torch.device, *, graph: bool = True) -> None:
+        self.step = step
+        self.calls = 0
+        self.reason = ""
+        self.stepping = Stepping.GRAPH if graph else Stepping.PLAIN
+        if graph and device.type != "cuda":
+            self.stepping = Stepping.NO_GPU
+        # Work before the capture has to be on a stream of its own, and so has the capture.
+        self._stream = torch.cuda.Stream(device) if self.stepping is Stepping.GRAPH else None  # type: ignore[no-untyped-call]
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self) -> None:
+        if self._stream is not None and self._graph is None and self.calls == WARM_UP:
+            self._capture(self._stream)
+        self.calls += 1
+        if self._graph is not None:
+            self._graph.replay()
+        elif self._stream is not None:
+            self._beside(self._stream)
+        else:
+            self.step()
+
+    def __str__(self) -> str:
+        return f"{self.stepping} ({self.reason})" if self.reason else str(self.stepping)
+
+    def _beside(self, stream: torch.cuda.Stream) -> None:
+        stream.wait_stream(torch.cuda.current_stream(stream.device))
+        with torch.cuda.stream(stream):
+            self.step()
+        torch.cuda.current_stream(stream.device).wait_stream(stream)
+
+    def _capture(self, stream: torch.cuda.Stream) -> None:
+        graph = torch.cuda.CUDAGraph()
+        try:
+            # What other threads do to the GPU meanwhile is none of the capture's business.
+            with (
+                torch.cuda.device(stream.device),
+                torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
+            ):
+                self.step()
+        except RuntimeError as error:
+            cause = error.__context__ or error  # ending a capture that failed is an error of its own
+            self.reason = (str(cause).splitlines() or [type(cause).__name__])[0].rstrip(".")
+            self.stepping, self._stream = Stepping.REFUSED, None
+            torch.cuda.synchronize(stream.device)
+        else:
+            self._graph = graph

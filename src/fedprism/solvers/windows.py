@@ -1,0 +1,278 @@
+"""Images from the maxima and minima, or from the means, of overlapping windows on a lattice.
+
+The paper of MKOR (Wang, Hugh, Li, 2023) knows the maximum and the minimum of every window. A pixel is at most the
+smallest maximum of the windows that hold it, a grey-scale closing, and at least the largest minimum, an opening; the
+paper answers with the middle of the two.
+
+`smoothest` goes on from there: of all images between the two it looks for one whose windows have exactly those maxima
+and minima, and which is smooth. Minimised, by Adam with a rate that falls along a cosine, for each image x:
+
+    smoothness * (roughness of x + chroma * roughness of x less its grey image) + mean |extremes of x - the given|
+
+where roughness is the mean squared horizontal plus the mean squared vertical difference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+MEANS_SMOOTHNESS = 5e-4
+"""Means say far more about each pixel than extremes do, so that smoothness has to decide less."""
+
+
+class Lattice(NamedTuple):
+    """Windows of `size` x `size` pixels that start at top + pitch * (0, 1, 2, ...), down and across alike.
+
+    They may reach beyond the image, (height, width) pixels large, and have then the extremes of what is inside.
+    """
+
+    top: int
+    pitch: int
+    size: int
+    height: int
+    width: int
+
+    @property
+    def cell(self) -> int:
+        """The side of the squares in which no window starts or ends."""
+        return math.gcd(self.pitch, self.size)
+
+
+class WindowStatus(StrEnum):
+    MIDPOINT = "the middle of the tightest bounds"
+    MEANS = "each pixel has the mean of a window around it"
+    FITTED = "the smoothest image found whose windows are the given ones; its misfit says how nearly"
+    CROSSED = "some upper bounds are below lower ones, from noise or from samples that are blended; taken in the middle"
+
+
+class Decoded(NamedTuple):
+    images: Tensor
+    """(n, colours, height, width) in [0, 1]"""
+    misfit: Tensor
+    """(n,) mean distance of the windows' extremes, or means, from the given ones"""
+    status: WindowStatus
+
+
+def midpoint(maxima: Tensor, minima: Tensor, lattice: Lattice) -> Decoded:
+    """The middle between the closing and the opening. maxima, minima (n, colours, rows, columns)."""
+    lower, upper = bounds(maxima, minima, lattice)
+    images = ((lower + upper) / 2).clamp(0, 1)
+    status = WindowStatus.CROSSED if bool((lower > upper + 1e-3).any()) else WindowStatus.MIDPOINT
+    return Decoded(images, _misfit(images, maxima, minima, lattice), status)
+
+
+def softened_midpoint(maxima: Tensor, minima: Tensor, lattice: Lattice) -> Decoded:
+    """The middle of the bounds, each pixel then the mean of 5 x 5: in the paper's code, not in its text."""
+    sharp = midpoint(maxima, minima, lattice)
+    images = F.avg_pool2d(F.pad(sharp.images, (2, 2, 2, 2), mode="replicate"), 5, stride=1)
+    return Decoded(images, _misfit(images, maxima, minima, lattice), sharp.status)
+
+
+def bounds(maxima: Tensor, minima: Tensor, lattice: Lattice) -> tuple[Tensor, Tensor]:
+    """The lowest and the highest value each pixel may have, (n, colours, height, width); 0 and 1 where no window is."""
+    upper = -_spread(-maxima.clamp(0, 1), lattice, -1.0)
+    lower = _spread(minima.clamp(0, 1), lattice, 0.0)
+    return lower, upper
+
+
+def _spread(values: Tensor, lattice: Lattice, outside: float) -> Tensor:
+    """For every pixel the largest value of the windows that hold it, and `outside` where none does."""
+    cell = lattice.cell
+    reach, stride = lattice.size // cell, lattice.pitch // cell
+    rows, columns = ((count - 1) * stride + 1 for count in values.shape[2:])
+    placed = values
+    if stride > 1:  # windows do not start in every cell
+        placed = values.new_full((*values.shape[:2], rows, columns), outside)
+        placed[:, :, ::stride, ::stride] = values
+    margin = reach - 1
+    placed = F.pad(placed, (margin,) * 4, value=outside)
+    placed = F.max_pool2d(F.max_pool2d(placed, (reach, 1), stride=1), (1, reach), stride=1)
+    pixels = placed.repeat_interleave(cell, 2).repeat_interleave(cell, 3)
+    down, across = lattice.height - pixels.shape[2] - lattice.top, lattice.width - pixels.shape[3] - lattice.top
+    return F.pad(pixels, (lattice.top, across, lattice.top, down), value=outside)
+
+
+def extremes(images: Tensor, lattice: Lattice, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """The maxima and the minima of the windows, (n, colours, *shape): what `bounds` starts from."""
+    return _highest(images, lattice, shape), -_highest(-images, lattice, shape)
+
+
+def _highest(images: Tensor, lattice: Lattice, shape: tuple[int, int]) -> Tensor:
+    """Cell by cell first: far fewer comparisons than window by window."""
+    cell = lattice.cell
+    reach, stride = lattice.size // cell, lattice.pitch // cell
+    needed = [lattice.pitch * (count - 1) + lattice.size for count in shape]
+    across, down = needed[1] + lattice.top - lattice.width, needed[0] + lattice.top - lattice.height
+    padded = F.pad(images, (-lattice.top, across, -lattice.top, down), value=-torch.inf)
+    cells = F.max_pool2d(padded, cell) if cell > 1 else padded
+    return F.max_pool2d(F.max_pool2d(cells, (reach, 1), stride=(stride, 1)), (1, reach), stride=(1, stride))
+
+
+def _misfit(images: Tensor, maxima: Tensor, minima: Tensor, lattice: Lattice) -> Tensor:
+    high, low = extremes(images, lattice, (maxima.shape[2], maxima.shape[3]))
+    return ((high - maxima).abs() + (low - minima).abs()).flatten(1).mean(1) / 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Smoothest:
+    """How the smoothest image is looked for: `iterations` at each scale, from one pixel a cell of the lattice to all.
+
+    `chroma`: how much more the differences between colours weigh, which change less than brightness does.
+    `middle`: how much of the answer is the middle of the bounds instead; 0.5 suits photographs with detail far smaller
+    than the windows, where no smooth image is the right one. `microbatch` images are worked on at a time.
+    """
+
+    iterations: int = 100
+    lr: float = 0.03
+    smoothness: float = 20.0
+    chroma: float = 5.0
+    middle: float = 0.0
+    microbatch: int = 100
+
+    def __call__(self, maxima: Tensor, minima: Tensor, lattice: Lattice) -> Decoded:
+        """The smoothest image between the bounds whose windows have these maxima and minima."""
+        lower, upper = bounds(maxima, minima, lattice)
+        crossed = bool((lower > upper + 1e-3).any())
+        parts = [slice(first, first + self.microbatch) for first in range(0, len(maxima), self.microbatch)]
+        images = torch.cat(
+            [self._solve(maxima[part], minima[part], lower[part], upper[part], lattice) for part in parts]
+        )
+        status = WindowStatus.CROSSED if crossed else WindowStatus.FITTED
+        return Decoded(images, _misfit(images, maxima, minima, lattice), status)
+
+    def _solve(self, maxima: Tensor, minima: Tensor, lower: Tensor, upper: Tensor, lattice: Lattice) -> Tensor:
+        shape = (maxima.shape[2], maxima.shape[3])
+        middle = (lower + upper) / 2
+        lower, upper = torch.minimum(lower, middle), torch.maximum(upper, middle)
+        images: Tensor | None = None
+        for scale in _scales(lattice):
+            small = _shrunk(lattice, scale)
+            low, high = (bound[:, :, ::scale, ::scale] for bound in (lower, upper))
+            start = middle[:, :, ::scale, ::scale]
+            if images is not None:
+                start = F.interpolate(images, low.shape[2:], mode="bilinear", align_corners=False).clamp(low, high)
+
+            def distance(candidates: Tensor, at: Lattice = small) -> Tensor:
+                tops, bottoms = extremes(candidates, at, shape)
+                return ((tops - maxima).abs() + (bottoms - minima).abs()).flatten(1).mean(1)
+
+            # Neighbours are `scale` pixels apart: the same slope is the same roughness at every scale.
+            images = self.fit(start, distance, (low, high), self.smoothness / scale**2)
+        assert images is not None
+        return (1 - self.middle) * images + self.middle * middle
+
+    def fit(
+        self,
+        start: Tensor,
+        distance: Callable[[Tensor], Tensor],
+        box: tuple[Tensor, Tensor],
+        smoothness: float | None = None,
+    ) -> Tensor:
+        """The best iterate of each image, from `start`, by smoothness times roughness plus distance(images) (n,)."""
+        smoothness = self.smoothness if smoothness is None else smoothness
+        images = start.clone().requires_grad_()
+        adam = torch.optim.Adam([images], lr=self.lr)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, self.iterations)
+        best, least = start.clone(), start.new_full((len(start),), torch.inf)
+        for _ in range(self.iterations + 1):
+            colour = images - images.mean(1, keepdim=True)
+            objective = smoothness * (roughness(images) + self.chroma * roughness(colour)) + distance(images)
+            with torch.no_grad():
+                better = objective < least
+                least = torch.where(better, objective, least)
+                best = torch.where(better.view(-1, 1, 1, 1), images, best)
+            (images.grad,) = torch.autograd.grad(objective.sum(), [images])
+            adam.step()
+            schedule.step()
+            with torch.no_grad():
+                images.clamp_(*box)
+        return best
+
+
+def _scales(lattice: Lattice) -> list[int]:
+    """How many pixels are one, coarsest first: only divisors of a cell that fit the image and its first window."""
+    sizes = math.gcd(math.gcd(lattice.cell, lattice.top), math.gcd(lattice.height, lattice.width))
+    return [scale for scale in (8, 4, 2, 1) if sizes % scale == 0]
+
+
+def _shrunk(lattice: Lattice, scale: int) -> Lattice:
+    return Lattice(*(size // scale for size in lattice))
+
+
+def roughness(images: Tensor) -> Tensor:
+    """(n,) mean squared difference of neighbours, down and across."""
+    down, across = images.diff(dim=2), images.diff(dim=3)
+    return down.square().flatten(1).mean(1) + across.square().flatten(1).mean(1)
+
+
+class Bend(NamedTuple):
+    """One layer on the way of a mean: a sigmoid or nothing, then means of `kernel` x `kernel` values `apart` pixels."""
+
+    sigmoid: bool
+    pools: tuple[tuple[int, int], ...]
+
+
+def window_means(images: Tensor, lattice: Lattice, shape: tuple[int, int], bends: Sequence[Bend]) -> Tensor:
+    """What average pools make of every window, (n, colours, *shape), still bent; outside of the image all is 0."""
+    needed = [lattice.pitch * (count - 1) + lattice.size for count in shape]
+    across, down = needed[1] + lattice.top - lattice.width, needed[0] + lattice.top - lattice.height
+    values = F.pad(images, (-lattice.top, across, -lattice.top, down))
+    for bend in bends:
+        values = torch.sigmoid(values) if bend.sigmoid else values
+        for kernel, apart in bend.pools:
+            reach = (kernel - 1) * apart
+            rows, columns = values.shape[2] - reach, values.shape[3] - reach
+            values = torch.stack([values[:, :, i * apart : i * apart + rows] for i in range(kernel)]).mean(0)
+            values = torch.stack([values[:, :, :, i * apart : i * apart + columns] for i in range(kernel)]).mean(0)
+    return values[:, :, :: lattice.pitch, :: lattice.pitch]
+
+
+def straightened(means: Tensor, bends: Sequence[Bend]) -> Tensor:
+    """Means with every sigmoid on their way undone, as if it had bent the mean and not its parts."""
+    for bend in bends:
+        means = torch.logit(means.clamp(1e-6, 1 - 1e-6)) if bend.sigmoid else means
+    return means
+
+
+def spread_means(means: Tensor, lattice: Lattice, bends: Sequence[Bend]) -> Decoded:
+    """Each pixel has the mean of the window around it, beyond the windows that of the nearest one."""
+    images = _nearest(straightened(means, bends), lattice).clamp(0, 1)
+    return Decoded(images, _means_misfit(images, means, lattice, bends), WindowStatus.MEANS)
+
+
+def smoothest_means(means: Tensor, lattice: Lattice, bends: Sequence[Bend], settings: Smoothest) -> Decoded:
+    """The smoothest image in [0, 1] whose windows have these means."""
+    start = spread_means(means, lattice, bends).images
+    shape, wanted = (means.shape[2], means.shape[3]), straightened(means, bends)
+
+    def distance(images: Tensor) -> Tensor:
+        found = straightened(window_means(images, lattice, shape, bends), bends)
+        return (found - wanted).abs().flatten(1).mean(1)
+
+    box = torch.zeros_like(start), torch.ones_like(start)
+    images = settings.fit(start, distance, box, settings.smoothness * MEANS_SMOOTHNESS)
+    return Decoded(images, _means_misfit(images, means, lattice, bends), WindowStatus.FITTED)
+
+
+def _means_misfit(images: Tensor, means: Tensor, lattice: Lattice, bends: Sequence[Bend]) -> Tensor:
+    found = window_means(images, lattice, (means.shape[2], means.shape[3]), bends)
+    return (straightened(found, bends) - straightened(means, bends)).abs().flatten(1).mean(1)
+
+
+def _nearest(means: Tensor, lattice: Lattice) -> Tensor:
+    rows, columns = (
+        ((torch.arange(side, device=means.device) - lattice.top - lattice.size // 2) / lattice.pitch)
+        .round()
+        .long()
+        .clamp(0, count - 1)
+        for side, count in ((lattice.height, means.shape[2]), (lattice.width, means.shape[3]))
+    )
+    return means[:, :, rows][:, :, :, columns]

@@ -1,0 +1,280 @@
+"""Accuracy, time and privacy of training under a defense, over several seeds."""
+
+from __future__ import annotations
+
+import copy
+import math
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from scipy.stats import t as student
+from torch import Tensor, nn
+
+from fedprism import devices, results
+from fedprism.checks import shown, whole
+from fedprism.defenses import Chain, Defense
+from fedprism.errors import BadInput
+from fedprism.randomness import generator, seeded_layers
+from fedprism.types import Batch, LossFn, Record, is_soft
+from fedprism.utility.privacy import guarantee
+from fedprism.utility.training import Augmentation, Factory, Run, Schedule, fit
+
+CONFIDENCE = 0.95
+WARM_UP = 3
+"""Steps of each training that are not timed: the first ones allocate memory and choose algorithms."""
+TESTED_TOGETHER = 512
+
+
+class Interval(NamedTuple):
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Utility:
+    """What training under a defense came to.
+
+    accuracies: the share of test inputs that are classified rightly, one network a seed. time_factor: the time of a
+    step over that of a step without defense; None where it was not measured. epsilon, release_epsilon: what DP-SGD
+    guarantees every example at `delta`, over the whole training and for one release; None where there is none, or
+    another defense may undo it (`guarantee`). Batches are shuffled, so epsilon is larger than what is often stated,
+    which holds only for batches drawn by a coin toss an example.
+    """
+
+    defense: Defense
+    seeds: tuple[int, ...]
+    accuracies: tuple[float, ...]
+    steps: int
+    time_factor: float | None = None
+    epsilon: float | None = None
+    release_epsilon: float | None = None
+    delta: float | None = None
+    status: str = ""
+
+    @property
+    def accuracy(self) -> float:
+        """The mean over the seeds."""
+        return statistics.fmean(self.accuracies)
+
+    @property
+    def interval(self) -> Interval | None:
+        """Where the mean of ever more seeds would lie, at 95 % (Student's t); a single seed does not tell."""
+        found = t_interval(self.accuracies)
+        return None if found is None else Interval(max(0.0, found.low), min(1.0, found.high))
+
+    def record(self, cell: Mapping[str, object] | None = None) -> Record:
+        """The line of a result; `cell` says what else was trained: network, data, settings."""
+        return Record(
+            kind="utility",
+            cell={"defense": repr(self.defense), "steps": self.steps, **(cell or {})},
+            scores={
+                "accuracy": self.accuracies,
+                "seeds": self.seeds,
+                "interval": None if self.interval is None else tuple(self.interval),
+                "delta": self.delta,
+                "release_epsilon": self.release_epsilon,
+            },
+            accuracy=self.accuracy,
+            time_factor=self.time_factor,
+            epsilon=self.epsilon,
+            status=self.status,
+            seed=self.seeds[0],
+            versions=results.versions(),
+        )
+
+    def __str__(self) -> str:
+        words = [f"{self.defense!r}: accuracy {self.accuracy:.1%}"]
+        if self.interval is not None:
+            words[0] += f" ({self.interval.low:.1%} to {self.interval.high:.1%})"
+        if self.time_factor is not None:
+            words.append(f"{self.time_factor:.2f} times the time a step")
+        if self.epsilon is not None:
+            one = "" if self.release_epsilon is None else f", {self.release_epsilon:.3g} for one release,"
+            words.append(f"epsilon {self.epsilon:.3g} for the whole training{one} at delta {self.delta:g}")
+        return ", ".join([*words, *([self.status] if self.status else [])])
+
+
+def measure(
+    model: nn.Module | Factory,
+    train: Batch,
+    test: Batch,
+    defense: Defense | None = None,
+    *,
+    epochs: int = 30,
+    batch_size: int = 128,
+    clients: int = 1,
+    lr: float = 0.05,
+    momentum: float = 0.9,
+    weight_decay: float = 5e-4,
+    seeds: Sequence[int] = (0, 1, 2),
+    device: str | torch.device | None = None,
+    loss: str | LossFn = "cross_entropy",
+    augment: Augmentation | None = None,
+    delta: float = 1e-5,
+    timed_steps: int = 21,
+) -> Utility:
+    """Train under the defense, once for each seed, and report accuracy, time and privacy.
+
+    `model` is a network, of which every seed trains a copy from the same weights, or a function from a seed to a
+    network. Inputs are what the model is fed; `augment` changes each of `train` on its own, anew every epoch. In every
+    step each of `clients` clients sends the gradient of `batch_size` samples. `timed_steps` steps with and without the
+    defense are timed in turns; 0 leaves time_factor out. Nothing that is given is changed. Progress is reported in
+    epochs (`fedprism.progress`).
+    """
+    defense = defense or Chain()
+    schedule = Schedule(
+        epochs=epochs,
+        batch_size=batch_size,
+        clients=clients,
+        lr=lr,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        loss=loss,
+        augment=augment,
+    )
+    if not seeds:
+        raise BadInput("expected at least one seed, found none; three show how much accuracies vary.")
+    if not 0 < delta < 1:
+        raise BadInput(f"expected delta between 0 and 1, found {delta}; 1e-5 is common, one over the data size most.")
+    whole(timed_steps, "timed_steps", 10**6, 0)
+    place, accuracies, strayed = devices.pick(device), list[float](), list[int]()
+    _check(_network(model, seeds[0]), train, test)
+    if len(train) < clients:
+        raise BadInput(f"expected a sample for each of {clients} clients, found {len(train)}; give more data.")
+    for number, seed in enumerate(seeds):
+        network = fit(
+            _network(model, seed),
+            train,
+            defense,
+            schedule,
+            seed=seed,
+            device=place,
+            done=number * epochs,
+            total=len(seeds) * epochs,
+        )
+        right, finite = _tested(network, test, place)
+        accuracies.append(right)
+        if not finite:
+            strayed.append(seed)
+    private = guarantee(defense, epochs, delta)
+    return Utility(
+        defense=defense,
+        seeds=tuple(seeds),
+        accuracies=tuple(accuracies),
+        steps=epochs * schedule.steps_an_epoch(len(train)),
+        time_factor=_time_factor(model, train, defense, schedule, seeds[0], place, timed_steps),
+        epsilon=None if private is None else private.run,
+        release_epsilon=None if private is None else private.release,
+        delta=None if private is None else delta,
+        status=f"training diverged with seed {', '.join(map(str, strayed))}; lower lr" if strayed else "",
+    )
+
+
+def _network(model: nn.Module | Factory, seed: int) -> nn.Module:
+    return copy.deepcopy(model) if isinstance(model, nn.Module) else model(seed)
+
+
+def _tested(model: nn.Module, data: Batch, place: torch.device) -> tuple[float, bool]:
+    """The share of inputs that the model gets right, and whether all its outputs are finite."""
+    model.eval()
+    right, finite = 0, True
+    with torch.no_grad():
+        for start in range(0, len(data), TESTED_TOGETHER):
+            part = data[start : start + TESTED_TOGETHER]
+            outputs, labels = model(part.inputs.to(place)), part.labels.to(place)
+            right += int((outputs.argmax(1) == (labels.argmax(1) if is_soft(labels) else labels)).sum())
+            finite = finite and bool(torch.isfinite(outputs).all())
+    return right / len(data), finite
+
+
+def _time_factor(
+    model: nn.Module | Factory,
+    data: Batch,
+    defense: Defense,
+    schedule: Schedule,
+    seed: int,
+    place: torch.device,
+    timed: int,
+) -> float | None:
+    """The median time of a defended step over that of a step without defense.
+
+    The two trainings take turns, so that whatever else slows the machine down meanwhile meets both.
+    """
+    if defense == Chain():
+        return 1.0
+    if timed == 0:
+        return None
+    runs = [Run(_network(model, seed), data, d, schedule, seed, place) for d in (defense, Chain())]
+    with seeded_layers(generator(seed, "layers")):
+        endless = [_endless(run) for run in runs]
+        for _ in range(WARM_UP):
+            for steps in endless:
+                next(steps)
+        # Whoever comes second may find the machine better prepared: that alternates.
+        pairs = [{k: _seconds(endless[k], place) for k in ((0, 1), (1, 0))[pair % 2]} for pair in range(timed)]
+    return statistics.median(pair[0] for pair in pairs) / statistics.median(pair[1] for pair in pairs)
+
+
+def _endless(run: Run) -> Iterator[None]:
+    while True:
+        yield from run.epoch()
+
+
+def _seconds(steps: Iterator[None], place: torch.device) -> float:
+    """How long the next step takes."""
+    _wait(place)
+    start = time.perf_counter()
+    next(steps)
+    _wait(place)
+    return time.perf_counter() - start
+
+
+def _wait(place: torch.device) -> None:
+    if place.type == "cuda":
+        torch.cuda.synchronize(place)
+
+
+def t_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
+    """Student's interval for the mean of what the values were drawn from; None for fewer than two values."""
+    if len(values) < 2:
+        return None
+    margin = (
+        statistics.stdev(values) / math.sqrt(len(values)) * float(student.ppf(0.5 + confidence / 2, len(values) - 1))
+    )
+    mean = statistics.fmean(values)
+    return Interval(mean - margin, mean + margin)
+
+
+def _check(model: nn.Module, train: Batch, test: Batch) -> None:
+    """Both sets are fit to be fed to the model, one sample of each is, and every label is one of its classes."""
+    for name, data in (("train", train), ("test", test)):
+        if not isinstance(data.labels, Tensor):
+            raise BadInput(f"expected labels in {name}, found {shown(data.labels)}; give Batch(inputs, labels).")
+        if len(data.inputs) == 0 or len(data.inputs) != len(data.labels):
+            raise BadInput(
+                f"expected as many labels as inputs and at least one of each in {name}, found {len(data.inputs)} "
+                f"inputs and {len(data.labels)} labels; check that set."
+            )
+        if data.labels.dtype != torch.int64 and not is_soft(data.labels):
+            raise BadInput(
+                f"expected labels of {name} as whole numbers (int64) or soft rows (batch, classes), found "
+                f"{data.labels.dtype} of shape {tuple(data.labels.shape)}; convert with labels.long()."
+            )
+        try:
+            with torch.no_grad():
+                classes = copy.deepcopy(model).cpu().eval()(data.inputs[:1].cpu()).shape[-1]
+        except RuntimeError as error:
+            raise BadInput(
+                f"expected inputs of {name} that the model accepts, found {data.inputs.dtype} of shape "
+                f"{tuple(data.inputs.shape[1:])} ({str(error).splitlines()[0]}); change the model or the data."
+            ) from error
+        highest = data.labels.shape[1] - 1 if is_soft(data.labels) else int(data.labels.max())
+        if highest >= classes or (not is_soft(data.labels) and int(data.labels.min()) < 0):
+            raise BadInput(
+                f"expected labels of {name} from 0 to {classes - 1}, the model's classes, found them from "
+                f"{0 if is_soft(data.labels) else int(data.labels.min())} to {highest}; change the model or the labels."
+            )

@@ -1,0 +1,143 @@
+"""Audit folders with planted numbers: what a report must say of them is known beforehand."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from fedprism import results
+from fedprism.audit import Audit, load_audit
+
+VERSIONS = {"fedprism": "0.0", "torch": "2.6", "python": "3.11"}
+NAMED: dict[str, Any] = {
+    "title": "Planted",
+    "model": {"name": "fc2", "weights": None},
+    "data": {"name": "photos"},
+    "captures": None,
+    "scores": {"metrics": ["psnr", "ssim"]},
+}
+CAPTURED: dict[str, Any] = {**NAMED, "data": None, "captures": {"folders": ["run-1"], "truths": []}}
+OWN: dict[str, Any] = {**NAMED, "data": {"name": None, "folder": "faces"}}
+
+
+def figure(mean: float, *, off: float | None = 0.5, closest: float | None = None, null: float | None = 10.0) -> Any:
+    """A metric; `off` is half of the interval."""
+    low, high = (None, None) if off is None else (mean - off, mean + off)
+    return {"mean": mean, "low": low, "high": high, "closest": mean if closest is None else closest, "null": null}
+
+
+def attack(psnr: float = 12.0, ssim: float = 0.1, **changes: Any) -> dict[str, Any]:
+    """An entry of the summary; keys of the cell may be changed as well."""
+    cell = {
+        "kind": "attack",
+        "attack": "dense-inversion",
+        "settings": "DenseInversion()",
+        "threat": "honest_but_curious",
+        "defense": "none",
+        "defense_settings": "chain()",
+        "clients": 1,
+        "batch_size": 1,
+        "protocol": "FedSGD()",
+        "loss": "cross_entropy",
+    }
+    entry = {
+        "outcomes": {"done": 2},
+        "reasons": [],
+        "statuses": ["done as it should be"],
+        "knowledge_used": ["loss", "model"],
+        "metrics": {"psnr": figure(psnr, null=13.0), "ssim": figure(ssim, off=0.05, null=0.1)},
+        "nulls": {"psnr": {"blank": 12.0, "mean": 13.0, "noise": 8.0, "other": 9.0}, "ssim": {"mean": 0.1}},
+        "by_column": {},
+        "samples": 2,
+        "answered": 2,
+        "labels_leaked": None,
+        "residual": 0.25,
+        "accuracy": None,
+        "interval": None,
+        "epsilon": None,
+    }
+    for key, value in changes.items():
+        (entry if key in entry else cell)[key] = value
+    return {"cell": cell, **entry}
+
+
+def captured(**changes: Any) -> dict[str, Any]:
+    """A capture without truth: no score, a residual."""
+    entry = attack(metrics={}, nulls={}, samples=0, answered=0, residual=1.5e-5)
+    entry["cell"] = {"kind": "capture", "capture": "1: run-1", "attack": "idlg", "settings": "Idlg()"}
+    return {**entry, **changes}
+
+
+def utility(defense: str, accuracy: float, epsilon: float | None = None) -> dict[str, Any]:
+    entry = attack(metrics={}, nulls={}, samples=0, answered=0, residual=None, knowledge_used=[], outcomes={"done": 1})
+    entry["cell"] = {"kind": "utility", "defense": defense, "defense_settings": defense, "loss": "cross_entropy"}
+    return {**entry, "accuracy": accuracy, "interval": [accuracy - 0.01, accuracy + 0.01], "epsilon": epsilon}
+
+
+def plant(
+    folder: Path,
+    entries: Sequence[Mapping[str, Any]],
+    *,
+    plan: Mapping[str, Any] = NAMED,
+    skipped: Sequence[Mapping[str, str]] = (),
+    pictures: torch.Tensor | None = None,
+    seeds: Sequence[int] = (0, 1),
+) -> Audit:
+    """An audit of these configurations; `pictures` (count, channels, height, width) come back turned upside down."""
+    for name in ("records", "samples", "clock"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    records = []
+    for entry in entries:
+        for seed in seeds[:1] if entry["cell"]["kind"] == "utility" else seeds:
+            cell = {**entry["cell"], "seed": seed}
+            record = _record(cell, entry, 0 if pictures is None else len(pictures))
+            records.append(record)
+            (folder / "records" / f"{record['id']}.json").write_bytes(results.as_json(record))
+            if pictures is not None:
+                kept = {"recovered": pictures.flip(2).contiguous()}
+                if entry["cell"]["kind"] != "capture":
+                    count = len(pictures)
+                    indices, answered = torch.arange(count), torch.ones(count, dtype=torch.bool)
+                    kept |= {"originals": pictures, "answered": answered, "indices": indices}
+                save_file(kept, folder / "samples" / f"{record['id']}.safetensors")
+    found = {
+        "format": "fedprism-audit/1",
+        "plan": plan,
+        "versions": VERSIONS,
+        "columns": None,
+        "skipped": list(skipped),
+        "summary": list(entries),
+        "records": records,
+    }
+    (folder / "results.json").write_bytes(results.as_json(found))
+    return load_audit(folder)
+
+
+def _record(cell: Mapping[str, Any], entry: Mapping[str, Any], pictures: int) -> dict[str, Any]:
+    means = {name: each["mean"] for name, each in entry["metrics"].items()}
+    values = {name: [mean - 0.1 * k for k in range(pictures)] for name, mean in means.items()}
+    record = {
+        "kind": "utility" if cell["kind"] == "utility" else "attack",
+        "cell": dict(cell),
+        "knowledge_used": entry["knowledge_used"],
+        "scores": {"values": values, "means": means, "samples": entry["samples"], "answered": entry["answered"]},
+        "residual": entry["residual"],
+        "status": "done",
+        "seed": cell["seed"],
+        "versions": VERSIONS,
+    }
+    outcome = next(iter(entry["outcomes"]))
+    return {
+        "id": hashlib.sha256(json.dumps(cell, sort_keys=True).encode()).hexdigest()[:16],
+        "cell": dict(cell),
+        "outcome": outcome,
+        "reason": "; ".join(entry["reasons"]),
+        "record": record if outcome == "done" else None,
+        "baselines": {},
+    }

@@ -1,0 +1,477 @@
+"""The audit: every cell becomes one record, whatever happens to the process, and the same one however it is run."""
+
+from __future__ import annotations
+
+import gc
+import io
+import json
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+
+import fedprism as fp
+from fedprism import cli
+from fedprism.audit import (
+    Finished,
+    command,
+    execution,
+    load_audit,
+    parse_gate,
+    parse_plan,
+    prepare,
+    run_audit,
+    verdicts,
+)
+from fedprism.audit.cell import failed, run_cell
+from fedprism.audit.grid import Cell, lay_out
+from fedprism.audit.materials import Setup
+from fedprism.audit.summary import summarised
+from fedprism.errors import BadInput
+from fedprism.executing import Processes, RayCluster, Serial
+
+START = '[model]\nname = "fc2"\nkwargs = { hidden = 32 }\n[data]\nname = "digits"\n'
+SMALL = START + (
+    '[grid]\nattacks = ["dense-inversion"]\nthreats = ["honest_but_curious"]\nbatch_sizes = [1, 2]\nseeds = [0, 1]\n'
+    'defenses = ["none", {name = "prune", ratio = 0.9}]\n[scores]\nmetrics = ["psnr"]\npictures = 1\n'
+)
+
+
+def planned(text: str) -> Setup:
+    return prepare(parse_plan(text))
+
+
+def written(folder: Path, text: str = SMALL) -> Path:
+    (folder / "plan.toml").write_text(text)
+    return folder / "plan.toml"
+
+
+def sentence(capsys: pytest.CaptureFixture[str]) -> str:
+    printed = capsys.readouterr().err
+    assert printed.count("fedprism: ") == 1
+    return printed.strip().splitlines()[-1]
+
+
+# --- what an audit says ----------------------------------------------------------------------------------------------
+
+
+def test_an_audit_finds_what_leaks_and_what_a_defense_changes(tmp_path: Path) -> None:
+    audit = run_audit(planned(SMALL), tmp_path / "out")
+    assert len(audit) == 8
+    found = {(f.cell["defense"], f.cell["batch_size"], f.cell["seed"]): f for f in audit}
+    bare, pruned = found["none", 1, 0], found["prune(ratio=0.9)", 1, 0]
+    assert bare.record is not None
+    assert bare.record.scores is not None
+    assert pruned.record is not None
+    assert pruned.record.scores is not None
+    assert bare.record.scores["means"]["psnr"] > 60  # one digit through a dense layer comes back exactly
+    assert pruned.record.scores["means"]["psnr"] < 40
+    assert bare.record.residual is not None
+    assert bare.record.residual < 1e-4
+    assert set(bare.record.knowledge_used) <= fp.threats.honest_but_curious.grants
+    nulls = bare.baselines
+    assert set(nulls) == {"blank", "mean", "noise", "other"}
+    assert max(value["psnr"] or 0 for value in nulls.values()) < 20
+    samples = audit.samples(bare.id)
+    assert samples is not None
+    assert torch.equal(samples["originals"], samples["recovered"])
+    row = audit.summary[0]
+    assert row["metrics"]["psnr"]["null"] == pytest.approx(
+        max(np.mean([found["none", 1, s].baselines[n]["psnr"] for s in (0, 1)]) for n in nulls)
+    )
+
+
+def test_the_interval_over_seeds_is_student_s(tmp_path: Path) -> None:
+    from scipy.stats import t
+
+    audit = run_audit(planned(SMALL), tmp_path / "out")
+    row = next(r for r in audit.summary if r["cell"]["defense"] != "none" and r["cell"]["batch_size"] == 2)
+    values = [f.record.scores["means"]["psnr"] for f in audit if {**f.cell, "seed": 0} == {**row["cell"], "seed": 0}]  # type: ignore[union-attr, index]
+    low, high = t.interval(0.95, len(values) - 1, np.mean(values), np.std(values, ddof=1) / len(values) ** 0.5)
+    assert (row["metrics"]["psnr"]["low"], row["metrics"]["psnr"]["high"]) == pytest.approx((low, high))
+
+
+def test_results_hold_no_path_and_no_clock(tmp_path: Path) -> None:
+    inputs, labels = np.random.default_rng(0).random((20, 6), dtype=np.float32), np.arange(20) % 2
+    np.savez(tmp_path / "mine.npz", inputs=inputs, labels=labels)
+    text = SMALL.replace('name = "digits"', f'npz = "{tmp_path / "mine.npz"}"')
+    audit = run_audit(planned(text), tmp_path / "out")
+    content = (tmp_path / "out" / "results.json").read_text()
+    assert str(tmp_path) not in content
+    assert platform.node() not in content
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["host"]
+    assert next(iter(audit)).seconds > 0
+
+
+def test_a_user_s_own_model_and_weights(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    (tmp_path / "h7_own_code.py").write_text(
+        "from torch import nn\ndef network():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
+    )
+    plan = SMALL.replace(
+        'name = "fc2"\nkwargs = { hidden = 32 }', 'factory = "h7_own_code:network"\nweights = "w.safetensors"'
+    )
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    save_file(model.state_dict(), tmp_path / "w.safetensors")
+    setup = prepare(written(tmp_path, plan))
+    found = setup.materials().network(3).state_dict()
+    assert all(torch.equal(found[name], tensor) for name, tensor in model.state_dict().items())
+    finished = run_cell(setup, None, lay_out(setup).cells[0])
+    assert finished.outcome == "done"
+    save_file({"other": torch.zeros(1)}, tmp_path / "w.safetensors")
+    with pytest.raises(BadInput, match="state_dict"):
+        setup.materials().network(0)
+
+
+def test_captures_are_audited_without_and_with_their_truth(tmp_path: Path) -> None:
+    model = fp.models.build("fc2", input_shape=(1, 8, 8), hidden=16, classes=10, seed=0)
+    scenario = fp.Scenario(model=model, clients=[fp.data.load("digits").batch([0, 1])])
+    observation, truth = fp.simulate(scenario, fp.threats.honest_but_curious, seed=0)
+    fp.io.save(observation, tmp_path / "capture")
+    fp.save_truth(truth, tmp_path / "truth")
+    text = '[captures]\nfolders = ["capture"]\n[grid]\nattacks = ["dense-inversion", "bn-exact"]\nseeds = [0]\n'
+    blind = run_audit(prepare(written(tmp_path, text)), tmp_path / "blind")
+    (finished,) = list(blind)
+    assert finished.record is not None
+    assert finished.record.scores is None
+    assert finished.record.residual is not None
+    assert finished.record.residual < 1e-3
+    assert blind.samples(finished.id) is None, "pictures of a capture are kept only on purpose"
+    assert any("bn-exact" in each["what"] for each in blind.skipped)
+    (tmp_path / "capture" / "added").write_text("x")
+    with pytest.raises(BadInput, match=r"fingerprint\.captures changed"):
+        run_audit(prepare(tmp_path / "plan.toml"), tmp_path / "blind", resume=True)
+    (tmp_path / "capture" / "added").unlink()
+    known = run_audit(
+        prepare(written(tmp_path, text.replace("]\n[grid]", ']\ntruths = ["truth"]\n[grid]', 1))), tmp_path / "known"
+    )
+    (finished,) = list(known)
+    assert finished.record is not None
+    assert finished.record.scores is not None
+    assert finished.record.scores["means"]["psnr"] > 60
+
+
+def test_sums_of_several_clients_are_taken_apart(tmp_path: Path) -> None:
+    text = START + (
+        "[federation]\nrounds = 12\nparticipation = 0.5\nfrozen = true\nwindow = 4\n"
+        '[grid]\nclients = [4]\nbatch_sizes = [1]\nseeds = [0]\nthreats = ["secure_aggregation"]\n'
+        'attacks = ["disaggregation", {name = "disaggregation", then = "dense-inversion"}]\n'
+    )
+    updates, images = list(run_audit(planned(text), tmp_path / "out"))
+    assert updates.record is not None
+    assert updates.record.scores is not None
+    assert updates.record.scores["means"]["update-error"] < 1e-5
+    assert images.record is not None
+    assert images.record.scores is not None
+    assert images.record.scores["means"]["psnr"] > 60
+
+
+def test_utility_is_measured_and_its_clock_kept_apart(tmp_path: Path) -> None:
+    text = SMALL + "[utility]\nepochs = 3\nbatch_size = 200\nlr = 0.2\nseeds = [0]\ntimed_steps = 1\n"
+    text = text.replace('{name = "prune", ratio = 0.9}', '{name = "dp-sgd", noise = 1.0}').replace(
+        "seeds = [0, 1]", "seeds = [0]"
+    )
+    audit = run_audit(planned(text.replace("[1, 2]", "[1]")), tmp_path / "out")
+    bare, private = [f for f in audit if f.cell["kind"] == "utility"]
+    assert bare.record is not None
+    assert private.record is not None
+    assert bare.record.accuracy is not None
+    assert private.record.accuracy is not None
+    assert bare.record.accuracy > private.record.accuracy
+    assert private.record.epsilon == pytest.approx(fp.defenses.DpSgd(1.0).epsilon(steps=3))
+    assert private.record.time_factor is None
+    assert private.time_factor is not None
+    assert '"time_factor": null' in (tmp_path / "out" / "results.json").read_text()
+    assert "What defenses cost" in (tmp_path / "out" / "summary.md").read_text()
+
+
+# --- whatever happens ------------------------------------------------------------------------------------------------
+
+KILLED = """
+import sys, time
+from fedprism.audit import prepare, run_audit
+setup = prepare(sys.argv[1])
+print("ready", flush=True)
+run_audit(setup, sys.argv[2], resume=True, listen=lambda progress: time.sleep(0.05))
+"""
+
+
+def test_killed_again_and_again_it_ends_with_the_same_results(tmp_path: Path) -> None:
+    text = SMALL.replace("seeds = [0, 1]", "seeds = [0, 1, 2, 3, 4]")
+    plan, out = written(tmp_path, text), tmp_path / "killed"
+    run_audit(prepare(plan), tmp_path / "whole")
+    seen = 0
+    for kill in range(3):
+        process = subprocess.Popen([sys.executable, "-c", KILLED, str(plan), str(out)], stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        process.stdout.readline()
+        deadline = time.monotonic() + 60
+        while len(list(out.glob("records/*.json"))) < seen + 2 + kill and time.monotonic() < deadline:
+            time.sleep(0.002)
+        os.kill(process.pid, signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+        process.stdout.close()
+        before = seen
+        seen = len(list(out.glob("records/*.json")))
+        assert seen > before, "what was finished is kept"
+        assert not (out / "results.json").exists()
+    (out / "records" / ".0123456789abcdef.json.tmp").write_text("half a rec")
+    broken = sorted(out.glob("records/*.json"))[0]
+    broken.write_text(broken.read_text()[:100])  # as a power cut may leave it
+    run_audit(prepare(plan), out, resume=True)
+    assert (out / "results.json").read_bytes() == (tmp_path / "whole" / "results.json").read_bytes()
+    assert {p.name for p in out.glob("records/*")} == {p.name for p in (tmp_path / "whole").glob("records/*")}
+    assert list(out.glob("records/.*")) == []
+
+
+def test_any_number_of_workers_gives_the_same_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = written(tmp_path)
+    run_audit(prepare(plan), tmp_path / "alone", executor=Serial())
+    assert cli.main(["audit", str(plan), "-o", str(tmp_path / "two"), "--workers", "2", "--fail-above", "psnr=15"]) == 1
+    assert (tmp_path / "alone" / "results.json").read_bytes() == (tmp_path / "two" / "results.json").read_bytes()
+    printed = capsys.readouterr()
+    assert "is above 15" in printed.out
+    assert "8 of 8 cells" in printed.err
+
+
+def crash(setup: Setup, device: str | None, cell: Cell) -> Finished:
+    """Whatever can go wrong in a cell, by its seed."""
+    seed = cell.described()["seed"]
+    if seed == 1:
+        raise RuntimeError("planned\nfailure")
+    if seed == 2:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    return run_cell(setup, device, cell)
+
+
+def test_a_failing_cell_is_a_failed_record_and_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = planned(SMALL.replace("seeds = [0, 1]", "seeds = [0, 1, 2]"))
+    with monkeypatch.context() as patched:
+        patched.setattr(execution, "run_cell", crash)
+        audit = run_audit(setup, tmp_path / "out")
+    outcomes = {f.cell["seed"]: f for f in audit}
+    assert outcomes[0].outcome == "done"
+    assert outcomes[1].outcome == "failed"
+    assert outcomes[1].reason == "the task raised RuntimeError: planned failure"
+    rows = summarised(audit)
+    assert rows[0].outcomes == {"done": 1, "failed": 2}
+    assert "failed" in verdicts(rows, [parse_gate("psnr=1000", ["psnr"])])[-1]
+    suite = ElementTree.parse(tmp_path / "out" / "junit.xml").getroot()
+    assert suite.attrib["errors"] == str(len(rows))
+    again = run_audit(setup, tmp_path / "out", resume=True)
+    assert {f.outcome for f in again} == {"done"}
+
+
+def test_a_method_that_does_not_apply_is_skipped_with_its_reason() -> None:
+    setup = planned(SMALL.replace('name = "fc2"\nkwargs = { hidden = 32 }', 'name = "lenet"'))
+    finished = run_cell(setup, None, lay_out(setup).cells[0])
+    assert finished.outcome == "skipped"
+    assert "dense layer" in finished.reason
+
+
+@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory")])
+def test_a_cell_without_enough_memory_says_so(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def greedy(*_: Any, **__: Any) -> Any:
+        raise error
+
+    setup = planned(SMALL)
+    monkeypatch.setattr("fedprism.audit.cell.running.run", greedy)
+    finished = run_cell(setup, None, lay_out(setup).cells[0])
+    assert finished.outcome == "failed"
+    assert finished.reason.startswith("out of memory: ")
+
+
+def test_what_ran_out_of_memory_beside_others_is_tried_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = planned(SMALL)
+    cells = lay_out(setup).cells
+
+    def run(self: Processes, function: Callable[[Cell], Any], tasks: Any) -> Any:
+        for index, cell in enumerate(tasks):
+            short = self.workers != 1 and index % 2
+            yield (
+                index,
+                failed(cell, "out of memory: too much") if short else Finished(id=cell.id, cell={}, outcome="done"),
+            )
+
+    monkeypatch.setattr(Processes, "run", run)
+    found = list(execution._outcomes(setup, cells, Processes(workers=4), None))
+    assert {f.id for f in found} == {c.id for c in cells}
+    assert {f.outcome for f in found} == {"done"}
+
+
+def test_a_folder_is_continued_only_on_purpose_and_with_the_same_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    run_audit(planned(SMALL), out)
+    results = (out / "results.json").read_bytes()
+    with pytest.raises(BadInput, match="--resume"):
+        run_audit(planned(SMALL), out)
+    with pytest.raises(BadInput, match=r"found that grid\.seeds changed"):
+        run_audit(planned(SMALL.replace("seeds = [0, 1]", "seeds = [0, 1, 2]")), out, resume=True)
+    other = written(tmp_path, SMALL.replace('"psnr"', '"mse"'))
+    assert cli.main(["audit", str(other), "-o", str(out), "--resume"]) == 2
+    assert "scores.metrics changed" in sentence(capsys)
+    assert (out / "results.json").read_bytes() == results
+
+
+def test_changed_data_are_noticed(tmp_path: Path) -> None:
+    text = SMALL.replace('name = "digits"', 'npz = "mine.npz"')
+    for number in range(2):
+        inputs = np.random.default_rng(number).random((20, 6), dtype=np.float32)
+        np.savez(tmp_path / "mine.npz", inputs=inputs, labels=np.arange(20) % 2)
+        setup = prepare(written(tmp_path, text + f"# {number}\n"))
+        if number == 0:
+            run_audit(setup, tmp_path / "out")
+            continue
+        from fedprism.audit import materials
+
+        materials._loaded.cache_clear()  # another process
+        with pytest.raises(BadInput, match=r"fingerprint\.data"):
+            run_audit(setup, tmp_path / "out", resume=True)
+
+
+FULL = """
+import resource, sys
+from fedprism import cli
+from fedprism.audit import prepare
+prepare(sys.argv[1]).materials()
+resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))  # no file may grow beyond this: a disk that is full
+from fedprism.audit import run_audit
+from fedprism.errors import BadInput
+try:
+    run_audit(prepare(sys.argv[1]), sys.argv[2])
+except BadInput as error:
+    print(error)
+"""
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_records_intact(tmp_path: Path) -> None:
+    plan, out = written(tmp_path), tmp_path / "out"
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(plan), str(out)], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert "cannot be written" in done.stdout
+    assert "--resume" in done.stdout
+    assert done.stdout.count("\n") == 1
+    kept = {path: path.read_bytes() for path in out.glob("records/*.json")}
+    run_audit(prepare(plan), out, resume=True)
+    assert all(path.read_bytes() == content for path, content in kept.items())
+    assert len(load_audit(out)) == 8
+
+
+def test_a_place_that_cannot_be_written_is_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert cli.main(["audit", str(written(tmp_path)), "-o", str(tmp_path / "file" / "out")]) == 2
+    assert "cannot be written" in sentence(capsys)
+
+
+def test_two_audits_do_not_share_a_folder(tmp_path: Path) -> None:
+    with execution._alone(tmp_path), pytest.raises(BadInput, match="another at work"):
+        run_audit(planned(SMALL), tmp_path)
+
+
+def test_a_thousand_cells_do_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = planned(SMALL.replace("seeds = [0, 1]", f"seeds = {list(range(250))}"))
+    real = run_cell(setup, None, lay_out(setup).cells[0])
+    alive: list[int] = []
+
+    def quick(setup: Setup, device: str | None, cell: Cell) -> Finished:
+        return replace(real, id=cell.id, cell=cell.described())
+
+    def listen(progress: execution.Progress) -> None:
+        if progress.done % 250 == 0:
+            alive.append(sum(type(thing) is Finished for thing in gc.get_objects()))
+
+    monkeypatch.setattr(execution, "run_cell", quick)
+    audit = run_audit(setup, tmp_path / "out", listen=listen)
+    assert len(audit) == len(list(tmp_path.glob("out/records/*.json"))) == 1000
+    assert len(alive) == 5
+    assert max(alive) < 20, "cells are not kept once they are written"
+    for number, _ in enumerate(audit):
+        if number % 250 == 0:
+            assert sum(type(thing) is Finished for thing in gc.get_objects()) < 20, "records are read one at a time"
+
+
+# --- gates -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("psnr", "METRIC=VALUE"),
+        ("psnr=x", "METRIC=VALUE"),
+        ("psnr=nan", "METRIC=VALUE"),
+        ("mse=0.1", "lower"),
+        ("psmr=3", "did you mean psnr"),
+        ("ssim=0.5", "psnr"),
+    ],
+)
+def test_a_gate_that_means_nothing_is_refused(text: str, words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        parse_gate(text, ["psnr", "mse"])
+
+
+def test_gates_look_at_means_or_at_the_worst_sample(tmp_path: Path) -> None:
+    rows = summarised(run_audit(planned(SMALL), tmp_path / "out", gates=[parse_gate("psnr=15", ["psnr"])]))
+    assert verdicts(rows, [parse_gate("psnr=15", ["psnr"])])
+    assert not verdicts(rows[2:3], [parse_gate("max-psnr=500", ["psnr"])])
+    assert verdicts([], [parse_gate("psnr=15", ["psnr"])]), "a gate that nothing was measured for is not passed"
+    suite = ElementTree.parse(tmp_path / "out" / "junit.xml").getroot()
+    assert int(suite.attrib["failures"]) >= 2
+    assert "The gate is closed" in (tmp_path / "out" / "summary.md").read_text()
+    lines = (tmp_path / "out" / "results.csv").read_text().splitlines()
+    assert len(lines) == 1 + len(rows)
+
+
+def test_dry_run_shows_the_grid_and_an_estimate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    assert cli.main(["audit", str(written(tmp_path)), "-o", str(out), "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    assert "2 x  dense-inversion, honest_but_curious, no defense, 1 client of 1" in printed
+    assert re.search(r"8 cells, (about|at least) \d+ (s|min)", printed)
+    assert "MB of memory" in printed
+    assert not out.exists()
+
+
+def test_workers_and_ray_exclude_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["audit", str(written(tmp_path)), "--workers", "2", "--ray", "local"]) == 2
+    assert "leave one out" in sentence(capsys)
+
+
+def test_a_terminal_is_shown_how_far_it_is() -> None:
+    screen = io.StringIO()
+    with command._bar(Console(file=screen, force_terminal=True, width=100)) as listen:
+        listen(execution.Progress(done=6, total=10, earlier=6))
+        listen(execution.Progress(done=8, total=10, earlier=6, cell=Finished(id="", cell={}, outcome="done")))
+    assert "2/4" in screen.getvalue(), "cells of an earlier run do not count"
+    assert "left:" in screen.getvalue()
+
+
+def test_a_negative_share_of_a_gpu_is_refused() -> None:
+    with pytest.raises(BadInput, match="gpus"):
+        RayCluster(gpus=-1.0)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"{}", b'{"format": "fedprism-audit/1"}', b'{"records": [{"id": "../../x"}]}', b"\xff" * 9]
+)
+def test_a_folder_that_is_none_is_one_sentence(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "results.json").write_bytes(content)
+    with pytest.raises(BadInput, match="expected"):
+        load_audit(tmp_path)

@@ -1,0 +1,123 @@
+"""Class fishing: one class of a large batch answers alone, and its sample is recovered."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedprism as fp
+from fedprism.attacks.class_fishing import FishingStatus
+
+KNOWN = fp.attacks.Labels.KNOWN
+
+
+def drawn(data: fp.data.ImageSet, target: int, others: int, times: int = 1) -> fp.Batch:
+    """A batch with the target class `times` times, first, and other classes after it."""
+    numbers = torch.arange(len(data))
+    own, rest = numbers[data.labels == target], numbers[data.labels != target]
+    chosen = rest[torch.randperm(len(rest), generator=torch.Generator().manual_seed(0))[:others]]
+    return data.batch(torch.cat([own[:times], chosen]).tolist())
+
+
+def fished(
+    attack: fp.attacks.ClassFishing, model: nn.Module, batch: fp.Batch, **scenario: object
+) -> tuple[fp.Observation, fp.Reconstruction, fp.Truth]:
+    described = fp.Scenario(model=model, clients=[batch], **scenario)  # type: ignore[arg-type]
+    observation, truth = fp.simulate(described, fp.threats.malicious_server, seed=0, server=attack)
+    return observation, fp.run(attack, observation, seed=0), truth
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    return fp.models.build("fc2", input_shape=(1, 16, 16), hidden=64, classes=10, seed=0)
+
+
+def test_the_gradient_is_that_of_the_fished_sample_alone(model: nn.Module, digits: fp.data.ImageSet) -> None:
+    batch = drawn(digits, 3, 63)
+    attack = fp.attacks.ClassFishing(target=3, matching=fp.attacks.dense_inversion())
+    observation, _, _ = fished(attack, model, batch)
+    seen = observation.rounds[0]
+    alone = nn.Sequential(nn.Flatten(), nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 10))
+    alone.load_state_dict(dict(seen.params))
+    nn.functional.cross_entropy(alone(batch.inputs[:1]), batch.labels[:1]).backward()
+    gradient = alone[1].weight.grad
+    assert isinstance(gradient, Tensor)
+    torch.testing.assert_close(64 * seen.update["1.weight"], gradient, rtol=1e-4, atol=1e-7)
+
+
+def test_one_sample_of_64_is_recovered_exactly_through_a_dense_layer(
+    model: nn.Module, digits: fp.data.ImageSet
+) -> None:
+    attack = fp.attacks.ClassFishing(target=3, matching=fp.attacks.dense_inversion())
+    _, found, truth = fished(attack, model, drawn(digits, 3, 63))
+    assert found.status.startswith(FishingStatus.ONE)
+    assert found.labels is not None
+    assert found.labels.tolist() == [3]
+    assert found.diagnostics["counted"] == pytest.approx(1, abs=1e-3)
+    psnr = fp.score(found, truth, metrics=("psnr",)).values["psnr"]
+    assert psnr[0] is not None
+    assert psnr[0] > 80
+    assert set(psnr[1:]) == {None}
+
+
+def test_one_sample_of_16_is_recovered_through_convolutions(digits: fp.data.ImageSet) -> None:
+    lenet = fp.models.uniform_(fp.models.build("lenet", input_shape=(1, 16, 16), width=6, seed=0), seed=1)
+    matching = dataclasses.replace(fp.attacks.idlg(), labels=KNOWN, iterations=60)
+    attack = fp.attacks.ClassFishing(target=5, matching=matching)
+    _, found, truth = fished(attack, lenet, drawn(digits, 5, 15))
+    psnr = fp.score(found, truth, metrics=("psnr",)).values["psnr"]
+    assert psnr[0] is not None
+    assert psnr[0] > 35
+
+
+def test_several_samples_of_the_class_are_counted(model: nn.Module, digits: fp.data.ImageSet) -> None:
+    matching = dataclasses.replace(fp.attacks.idlg(), labels=KNOWN, iterations=2)
+    attack = fp.attacks.ClassFishing(target=3, matching=matching)
+    _, found, _ = fished(attack, model, drawn(digits, 3, 20, times=4))
+    assert found.status.startswith(FishingStatus.SEVERAL)
+    assert found.inputs is not None
+    assert len(found.inputs) == 4
+
+
+def test_one_local_step_is_as_good_as_a_gradient(model: nn.Module, digits: fp.data.ImageSet) -> None:
+    attack = fp.attacks.ClassFishing(target=3, matching=fp.attacks.dense_inversion())
+    _, found, truth = fished(attack, model, drawn(digits, 3, 15), protocol=fp.FedAvg(lr=0.01))
+    assert fp.score(found, truth, metrics=("psnr",)).mean("psnr") > 50
+
+
+def test_an_absent_class_is_said_to_be_absent(model: nn.Module, digits: fp.data.ImageSet) -> None:
+    _, found, _ = fished(fp.attacks.ClassFishing(target=3), model, drawn(digits, 3, 15, times=0))
+    assert found.status == FishingStatus.ABSENT
+    assert found.inputs is not None
+    assert len(found.inputs) == 0
+
+
+def test_a_trap_that_does_not_close_is_said_to_be_open(model: nn.Module, digits: fp.data.ImageSet) -> None:
+    matching = dataclasses.replace(fp.attacks.idlg(), labels=KNOWN, iterations=2)
+    _, found, _ = fished(fp.attacks.ClassFishing(target=3, bias=0.1, matching=matching), model, drawn(digits, 3, 31))
+    assert found.status.startswith(FishingStatus.OPEN)
+
+
+def test_refuses_a_head_without_bias_and_a_class_that_is_not_there(digits: fp.data.ImageSet) -> None:
+    batch = drawn(digits, 3, 3)
+    headless = nn.Sequential(nn.Flatten(), nn.Linear(256, 16), nn.ReLU(), nn.Linear(16, 10, bias=False))
+    with pytest.raises(fp.NotApplicable, match="output layer with a bias"):
+        fished(fp.attacks.class_fishing(), headless, batch)
+    small = nn.Sequential(nn.Flatten(), nn.Linear(256, 10))
+    with pytest.raises(fp.NotApplicable, match="class 12, found one of 10"):
+        fished(fp.attacks.ClassFishing(target=12), small, batch)
+    with pytest.raises(fp.NotApplicable, match="layers below the last"):
+        fished(fp.attacks.ClassFishing(target=3), small, batch)
+
+
+def test_refuses_several_local_steps_and_other_losses(model: nn.Module, digits: fp.data.ImageSet) -> None:
+    batch = drawn(digits, 3, 7)
+    with pytest.raises(fp.NotApplicable, match="several steps"):
+        fished(fp.attacks.ClassFishing(target=3), model, batch, protocol=fp.FedAvg(epochs=2))
+    with pytest.raises(fp.NotApplicable, match="cross-entropy"):
+        fished(fp.attacks.ClassFishing(target=3), model, batch, loss="mse")
+    with pytest.raises(fp.errors.BadInput, match="above 0"):
+        fp.attacks.ClassFishing(bias=0.0)

@@ -1,0 +1,449 @@
+"""The Flower integration on a grid in this process: real strategies, workflows, mods and client apps."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fedprism as fp
+
+pytest.importorskip("flwr", reason='needs flwr: pip install "fedprism[flower]"')
+
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.client.mod import secaggplus_mod
+from flwr.clientapp.mod import fixedclipping_mod
+from flwr.common import parameters_to_ndarrays
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+    FedAvg,
+)
+
+from fedprism.errors import BadInput
+from fedprism.integrations import flower
+from fedprism.integrations.findings import load_findings, read_facts
+from fedprism.integrations.flower.secagg import masks_repeat
+from fedprism.integrations.leakage import length
+from flower_runs import (
+    FIRST_NODE,
+    RATE,
+    Frozen,
+    LocalGrid,
+    batch_of,
+    fit_app,
+    message_app,
+    run_secure,
+    server_context,
+    small_model,
+    start,
+    trained,
+)
+
+KNOWN = fp.Knowledge(input_shape=(1, 8, 8), loss="cross_entropy", local_lr=RATE, local_epochs=1)
+COHORTS = [[0, 1, 2], [1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2, 3]]
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> None:
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)
+
+
+def averaging(clients: int = 4, **settings: Any) -> FedAvg:
+    return FedAvg(fraction_evaluate=0.0, min_train_nodes=clients, min_available_nodes=clients, **settings)
+
+
+def expected_update(client: int, params: Any = None) -> dict[str, torch.Tensor]:
+    """What a client sends, computed without Flower."""
+    model = small_model()
+    if params is not None:
+        model.load_state_dict(dict(params))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    after = trained(model, batch_of(client))
+    return {name: after[name] - before[name] for name in before}
+
+
+def assert_close(found: Any, expected: Any, tolerance: float = 1e-6) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=tolerance)
+
+
+def client_number(participant: str) -> int:
+    return int(participant) - FIRST_NODE
+
+
+# --- plain federated averaging ---------------------------------------------------------------------------------------
+
+
+def test_a_strategy_is_recorded_client_by_client(tmp_path: Path) -> None:
+    strategy = flower.RecordingStrategy(averaging(), tmp_path / "run", model=small_model(), knowledge=KNOWN)
+    result = start(strategy, LocalGrid(message_app(), 4), rounds=2)
+    observation = fp.io.load(tmp_path / "run")
+    assert [seen.index for seen in observation.rounds] == [1] * 4 + [2] * 4
+    assert {seen.participants[0] for seen in observation.rounds} == {str(FIRST_NODE + number) for number in range(4)}
+    assert_close(observation.rounds[0].params, dict(small_model().named_parameters()), 0)
+    for seen in observation.rounds:
+        client = client_number(seen.participants[0])
+        assert seen.examples == (len(batch_of(client)),)
+        assert_close(seen.update, expected_update(client, seen.params))
+    # What the recorded updates average to is what the strategy made of them.
+    second = observation.rounds[4:]
+    total = sum(seen.examples[0] for seen in second)
+    mean = {
+        name: second[0].params[name] + sum(seen.examples[0] / total * seen.update[name] for seen in second)
+        for name in second[0].params
+    }
+    assert_close(mean, result.arrays.to_torch_state_dict())
+
+
+def test_the_grid_below_sees_the_same(tmp_path: Path) -> None:
+    start(
+        flower.RecordingStrategy(averaging(2), tmp_path / "above", model=small_model()), LocalGrid(message_app(), 2), 2
+    )
+    start(averaging(2), flower.RecordingGrid(LocalGrid(message_app(), 2), tmp_path / "below", model=small_model()), 2)
+    above, below = (
+        sorted(fp.io.load(tmp_path / name).rounds, key=lambda seen: (seen.index, seen.participants))
+        for name in ("above", "below")
+    )
+    assert len(above) == len(below) == 4
+    for first, second in zip(above, below, strict=True):
+        assert (first.index, first.participants, first.examples) == (second.index, second.participants, second.examples)
+        assert_close(first.update, second.update, 1e-7)
+
+
+def test_recorded_updates_are_attacked(tmp_path: Path) -> None:
+    strategy = flower.RecordingStrategy(averaging(2), tmp_path / "run", model=small_model(), knowledge=KNOWN)
+    start(strategy, LocalGrid(message_app(), 2))
+    observation = fp.io.load(tmp_path / "run")
+    alone = next(s for s in observation.rounds if s.examples == (1,))
+    seen = dataclasses.replace(
+        observation, rounds=(alone,), knowledge=dataclasses.replace(observation.knowledge, batch_size=1)
+    )
+    found = fp.run(fp.attacks.dense_inversion(), seen)
+    torch.testing.assert_close(found.inputs, batch_of(client_number(alone.participants[0])).inputs, atol=1e-3, rtol=0)
+
+
+def normalized_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))
+
+
+def test_buffers_are_told_from_parameters(tmp_path: Path) -> None:
+    app = message_app(build=normalized_model)
+    grid = LocalGrid(app, 4)
+    grid.contexts = {node: c for node, c in grid.contexts.items() if c.node_config["partition-id"] % 2}
+    model = normalized_model()
+    start(flower.RecordingStrategy(averaging(2), tmp_path / "run", model=model), grid, 2, model)
+    seen = fp.io.load(tmp_path / "run", model=normalized_model()).rounds
+    assert set(seen[0].update) == {"1.weight", "1.bias", "2.weight", "2.bias"}
+    assert seen[0].buffers_before["1.num_batches_tracked"] == 0
+    assert seen[0].buffers_after["1.num_batches_tracked"] == 1
+    assert not torch.equal(seen[0].buffers_after["1.running_mean"], seen[0].buffers_before["1.running_mean"])
+
+
+def test_an_existing_folder_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="new folder"):
+        flower.RecordingStrategy(averaging(), tmp_path)
+
+
+def test_answers_that_cannot_be_recorded_do_not_end_the_run(tmp_path: Path) -> None:
+    def spoil(message: Message, context: Any, call_next: Any) -> Message:
+        reply = call_next(message, context)
+        record = reply.content.array_records["arrays"]
+        client = context.node_config["partition-id"]
+        if client == 1:
+            record[name] = Array(record[name].numpy() * float("nan"))
+        if client == 4:
+            record[name] = Array(dtype="float32", shape=(1,), stype="numpy.ndarray", data=b"no array at all")
+            reply.content.metric_records["metrics"]["num-examples"] = float("inf")
+        if client == 2:
+            reply.content.array_records["arrays"] = ArrayRecord({"other": Array(record[name].numpy())})
+        return reply
+
+    name = list(small_model().state_dict())[-1]
+    grid = flower.RecordingGrid(
+        LocalGrid(message_app(mods=[spoil]), 5, broken=[3]), tmp_path / "run", model=small_model()
+    )
+    arrays = ArrayRecord(small_model().state_dict())
+    content = RecordDict({"arrays": arrays})
+    messages = [Message(content, dst_node_id=node, message_type="train") for node in grid.get_node_ids()]
+    assert len(list(grid.send_and_receive(messages))) == 5
+    (facts,) = read_facts(tmp_path / "run")
+    assert [seen.participants for seen in fp.io.load(tmp_path / "run").rounds] == [(str(FIRST_NODE),)]
+    assert set(facts.problems) == {str(FIRST_NODE + number) for number in (1, 2, 3, 4)}
+    assert str(FIRST_NODE + 4) not in facts.examples
+    assert "NaN" in facts.problems[str(FIRST_NODE + 1)]
+    assert "broken" in facts.problems[str(FIRST_NODE + 3)]
+
+
+# --- secure aggregation ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def secure(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Frozen]:
+    """Five rounds of SecAgg+ with one model; client 3 drops out of the last after it has shared its keys."""
+    folder, strategy = tmp_path_factory.mktemp("secure") / "run", Frozen(COHORTS)
+    local = LocalGrid(fit_app(), 4)
+
+    grid = flower.RecordingGrid(local, folder, model=small_model(), knowledge=KNOWN)
+    configure = strategy.configure_fit
+
+    def configured(server_round: int, *rest: Any, **named: Any) -> Any:
+        local.broken = {FIRST_NODE + 3} if server_round == 5 else set()
+        local.breaks_at = "collect_masked_vectors"
+        return configure(server_round, *rest, **named)
+
+    strategy.configure_fit = configured
+    run_secure(grid, strategy, server_context(), len(COHORTS))
+    return folder, strategy
+
+
+def test_the_mean_that_the_server_unmasks_is_recorded(secure: tuple[Path, Frozen]) -> None:
+    folder, strategy = secure
+    rounds = fp.io.load(folder).rounds
+    assert len(rounds) == len(strategy.means) == 5
+    for seen, mean in zip(rounds, strategy.means, strict=True):
+        assert seen.reduction == "weighted_mean"
+        recorded = [(seen.params[name] + seen.update[name]).numpy() for name in small_model().state_dict()]
+        for found, unmasked in zip(recorded, parameters_to_ndarrays(mean), strict=True):
+            assert abs(found - unmasked).max() < 1e-6
+    taken = [{client_number(name) for name in seen.participants} for seen in rounds]
+    assert taken == [set(cohort) for cohort in COHORTS[:4]] + [{0, 1, 2}]
+
+
+def test_the_recorded_mean_is_that_of_the_clients(secure: tuple[Path, Frozen]) -> None:
+    for seen in fp.io.load(secure[0]).rounds:
+        updates = [expected_update(client_number(name)) for name in seen.participants]
+        total = sum(seen.examples)
+        mean = {
+            name: sum(size / total * own[name] for size, own in zip(seen.examples, updates, strict=True))
+            for name in seen.update
+        }
+        assert_close(seen.update, mean, 3e-5)  # SecAgg+ rounds weights to 16 / 2**22
+
+
+def test_what_secure_aggregation_leaves_in_plain_text_is_found(secure: tuple[Path, Frozen]) -> None:
+    found = {finding.check: finding for finding in load_findings(secure[0])}
+    told = {"participants-in-clear", "examples-in-clear", "metrics-in-clear", "sums-come-apart"}
+    assert set(found) == told | ({"masks-from-few-seeds"} if masks_repeat() else set())
+    assert "train_loss" in found["metrics-in-clear"].sentence
+    assert found["sums-come-apart"].evidence["determined"] == 4
+    assert found["examples-in-clear"].evidence["rounds"] == 5
+    facts = read_facts(secure[0])
+    assert facts[4].problems == {str(FIRST_NODE + 3): "dropped out of secure aggregation"}
+    assert facts[0].metrics[str(FIRST_NODE)] == {"train_loss": 0.25}
+
+
+def test_every_client_is_taken_out_of_the_sums_and_inverted(secure: tuple[Path, Frozen]) -> None:
+    observation = fp.io.load(secure[0])
+    split = fp.run(fp.attacks.disaggregation(), observation)
+    assert set(map(client_number, split.owners)) == {0, 1, 2, 3}
+    for owner, update in zip(split.owners, split.updates, strict=True):
+        assert_close(update, expected_update(client_number(owner)), 2e-4)
+    images = fp.run(fp.then(fp.attacks.disaggregation(), fp.attacks.dense_inversion()), observation)
+    for owner, image in zip(images.owners, images.inputs, strict=True):
+        client = client_number(owner)
+        if len(batch_of(client)) == 1:
+            assert float(fp.metrics.psnr(image[None], batch_of(client).inputs)) > 40
+
+
+def test_masks_that_do_not_come_off_leave_no_round(tmp_path: Path) -> None:
+    local = LocalGrid(fit_app(), 4, broken=[0, 1, 2])
+    local.breaks_at = "unmask"
+    grid = flower.RecordingGrid(local, tmp_path / "run", model=small_model())
+    run_secure(grid, Frozen([[0, 1, 2, 3]]), server_context(), 1)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_round_that_is_given_up_is_noted(tmp_path: Path) -> None:
+    class Recovering(Frozen):
+        def configure_fit(self, server_round: int, *rest: Any, **named: Any) -> Any:
+            local.broken = {FIRST_NODE, FIRST_NODE + 1, FIRST_NODE + 2} if server_round == 1 else set()
+            return super().configure_fit(server_round, *rest, **named)
+
+    local = LocalGrid(fit_app(), 4)
+    local.breaks_at = "collect_masked_vectors"
+    grid = flower.RecordingGrid(local, tmp_path / "run", model=small_model())
+    run_secure(grid, Recovering([[0, 1, 2, 3]] * 2), server_context(), 2)
+    assert [seen.index for seen in fp.io.load(tmp_path / "run").rounds] == [2]
+    first, second = read_facts(tmp_path / "run")
+    assert (first.index, set(first.problems), first.model) == (1, set(first.sampled), None)
+    assert (second.index, second.problems) == (2, {})
+
+
+# --- differential privacy --------------------------------------------------------------------------------------------
+
+
+def test_clipping_on_the_server_shows_it_raw_updates(tmp_path: Path) -> None:
+    private = DifferentialPrivacyServerSideFixedClipping(
+        averaging(), noise_multiplier=0.5, clipping_norm=0.01, num_sampled_clients=10
+    )
+    start(flower.RecordingStrategy(private, tmp_path / "run", model=small_model()), LocalGrid(message_app(), 4))
+    for seen in fp.io.load(tmp_path / "run").rounds:
+        assert_close(seen.update, expected_update(client_number(seen.participants[0])))
+    found = {finding.check: finding for finding in load_findings(tmp_path / "run")}
+    assert found["raw-updates-seen"].evidence["longer"] == 4
+    # Weights 1, 2, 1, 2: the largest share of the mean is a third; 0.5 * 0.01 / 10 against 0.01 / 3.
+    effective = found["noise-below-configured"].evidence["effective_multiplier"]
+    assert effective == pytest.approx(0.5 / 10 * 3)
+
+
+def test_adaptive_clipping_is_read_as_it_stands_in_each_round(tmp_path: Path) -> None:
+    private = DifferentialPrivacyServerSideAdaptiveClipping(
+        averaging(2), noise_multiplier=0.1, num_sampled_clients=2, initial_clipping_norm=0.01
+    )
+    start(flower.RecordingStrategy(private, tmp_path / "run", model=small_model()), LocalGrid(message_app(), 2), 2)
+    first, second = (facts.noise for facts in read_facts(tmp_path / "run"))
+    assert first.clipped_by == "server"
+    assert first.clipping_norm == pytest.approx(0.01)
+    assert second.clipping_norm != first.clipping_norm  # by how much is Flower's own noise
+    assert "raw-updates-seen" in {finding.check for finding in load_findings(tmp_path / "run")}
+
+
+def test_clipping_on_the_client_leaves_no_raw_update(tmp_path: Path) -> None:
+    private = DifferentialPrivacyClientSideFixedClipping(
+        averaging(2), noise_multiplier=1.0, clipping_norm=0.01, num_sampled_clients=2
+    )
+    grid = LocalGrid(message_app(mods=[fixedclipping_mod]), 2)
+    start(flower.RecordingStrategy(private, tmp_path / "run", model=small_model()), grid)
+    for seen in fp.io.load(tmp_path / "run").rounds:
+        assert length(seen.update) == pytest.approx(0.01, rel=1e-3)
+    found = {finding.check for finding in load_findings(tmp_path / "run")}
+    assert "raw-updates-seen" not in found
+    assert "noise-below-configured" in found  # the two clients weigh 1 and 2
+
+
+# --- client mods -----------------------------------------------------------------------------------------------------
+
+
+def recorded_updates(tmp_path: Path, app: Any, model: Any = small_model) -> dict[int, Any]:
+    strategy = flower.RecordingStrategy(averaging(2), tmp_path / "run", model=model())
+    start(strategy, LocalGrid(app, 2), 1, model())
+    return {client_number(seen.participants[0]): seen.update for seen in fp.io.load(tmp_path / "run").rounds}
+
+
+def test_a_chain_of_defenses_is_applied_before_the_update_leaves(tmp_path: Path) -> None:
+    defense = fp.chain(fp.defenses.Clip(0.05), fp.defenses.Prune(0.9))
+    found = recorded_updates(tmp_path, message_app(mods=[flower.DefenseMod(defense)]))
+    for client, update in found.items():
+        assert length(update) <= 0.05 + 1e-6
+        raw = expected_update(client)
+        rng = torch.Generator()
+        assert_close(update, defense.on_update(raw, fp.defenses.Context(), rng), 1e-6)
+
+
+def test_noise_is_repeatable_only_with_a_seed() -> None:
+    message = Message(
+        RecordDict({"arrays": ArrayRecord(small_model().state_dict())}), dst_node_id=7, message_type="train"
+    )
+
+    def echo(inner: Message, context: Any) -> Message:
+        return Message(copy.deepcopy(inner.content), reply_to=inner)
+
+    def sent(mod: flower.DefenseMod) -> torch.Tensor:
+        reply = mod(message, None, echo)
+        return torch.cat([t.flatten() for t in reply.content.array_records["arrays"].to_torch_state_dict().values()])
+
+    LocalGrid(message_app(), 1)  # says whom messages are from
+    noise = fp.defenses.GaussianNoise(0.1)
+    before = torch.cat([t.flatten() for t in small_model().state_dict().values()])
+    seeded = [sent(flower.DefenseMod(noise, seed=1)) for _ in range(2)]
+    assert torch.equal(*seeded)
+    free = [sent(flower.DefenseMod(noise)) for _ in range(2)]
+    assert not torch.equal(*free)
+    for vector in (*seeded, *free):
+        assert float((vector - before).std()) == pytest.approx(0.1, rel=0.1)
+
+
+def test_buffers_are_not_defended(tmp_path: Path) -> None:
+    model = normalized_model()
+    mod = flower.DefenseMod(fp.defenses.GaussianNoise(10.0), model=model)
+    state = model.state_dict()
+    message = Message(RecordDict({"arrays": ArrayRecord(state)}), dst_node_id=7, message_type="train")
+    reply = mod(message, None, lambda inner, _: Message(copy.deepcopy(inner.content), reply_to=inner))
+    sent = reply.content.array_records["arrays"].to_torch_state_dict()
+    assert torch.equal(sent["1.running_mean"], state["1.running_mean"])
+    assert sent["1.num_batches_tracked"].dtype == torch.int64
+    assert float((sent["2.weight"] - state["2.weight"]).abs().mean()) > 1
+
+
+def test_a_defense_works_inside_secure_aggregation(tmp_path: Path) -> None:
+    app = fit_app(mods=[secaggplus_mod, flower.DefenseMod(fp.defenses.Clip(0.05), model=small_model())])
+    grid = flower.RecordingGrid(LocalGrid(app, 3), tmp_path / "run", model=small_model())
+    run_secure(grid, Frozen([[0, 1, 2]]), server_context(), 1)
+    (seen,) = fp.io.load(tmp_path / "run").rounds
+    assert length(seen.update) <= 0.05 + 1e-3
+
+
+@pytest.mark.parametrize("defense", [fp.defenses.MixUp(k=2), fp.defenses.DpSgd(1.0, 1.0), fp.defenses.MseLoss()])
+def test_defenses_that_act_elsewhere_are_refused(defense: Any) -> None:
+    with pytest.raises(BadInput, match="on the update alone"):
+        flower.DefenseMod(fp.chain(fp.defenses.Clip(1.0), defense))
+
+
+def test_a_tampered_model_is_refused_and_an_honest_one_is_trained_on(tmp_path: Path) -> None:
+    trained_on = []
+
+    def note(message: Message, context: Any, call_next: Any) -> Message:
+        trained_on.append(message)
+        return call_next(message, context)
+
+    app = message_app(mods=[flower.InspectionMod(remember=True), note])
+    model = small_model()
+    start(averaging(2), LocalGrid(app, 2), 2, model)
+    assert len(trained_on) == 4
+    with torch.no_grad():
+        first = next(parameter for parameter in model.parameters() if parameter.dim() == 2)
+        first.copy_(first[:1].expand_as(first))
+    assert fp.inspection.inspect(model.state_dict()).serious
+    grid = flower.RecordingGrid(LocalGrid(app, 2), tmp_path / "run")
+    content = RecordDict({"arrays": ArrayRecord(model.state_dict())})
+    messages = [Message(content, dst_node_id=node, message_type="train") for node in grid.get_node_ids()]
+    replies = list(grid.send_and_receive(messages))
+    assert all("refuses to train" in reply.error.reason for reply in replies)
+    assert len(trained_on) == 4
+
+
+# --- watching --------------------------------------------------------------------------------------------------------
+
+
+def test_the_watch_stops_a_run_that_leaks_and_keeps_what_was_seen(tmp_path: Path) -> None:
+    watch = flower.Watch(stop_above=0.5)
+    strategy = flower.RecordingStrategy(
+        averaging(), tmp_path / "run", model=small_model(), knowledge=KNOWN, watch=watch
+    )
+    with pytest.raises(flower.LeakageLimit, match="round 1"):
+        start(strategy, LocalGrid(message_app(), 4), 3)
+    assert {seen.index for seen in fp.io.load(tmp_path / "run").rounds} == {1}
+    (facts,) = read_facts(tmp_path / "run")
+    assert facts.leakage.samples > 0.9
+    assert "samples-read-off" in {finding.check for finding in load_findings(tmp_path / "run")}
+
+
+def test_the_watch_lets_a_defended_run_go_on(tmp_path: Path) -> None:
+    noise = flower.DefenseMod(fp.chain(fp.defenses.Clip(0.1), fp.defenses.GaussianNoise(0.05)), seed=0)
+    strategy = flower.RecordingStrategy(
+        averaging(), tmp_path / "run", model=small_model(), knowledge=KNOWN, watch=flower.Watch(stop_above=0.5)
+    )
+    start(strategy, LocalGrid(message_app(mods=[noise]), 4), 2)
+    assert [facts.leakage.samples for facts in read_facts(tmp_path / "run")] == [0.0, 0.0]
+
+
+def test_the_watch_stops_on_a_tampered_model(tmp_path: Path) -> None:
+    model = small_model()
+    with torch.no_grad():
+        first = next(parameter for parameter in model.parameters() if parameter.dim() == 2)
+        first.copy_(first[:1].expand_as(first))
+    strategy = flower.RecordingStrategy(
+        averaging(2), tmp_path / "run", model=model, watch=flower.Watch(stop_on_findings=True)
+    )
+    with pytest.raises(flower.LeakageLimit, match="tampering"):
+        start(strategy, LocalGrid(message_app(), 2), 1, model)

@@ -1,0 +1,205 @@
+"""The mixing-gradients study: scores with planted answers, cells that are kept, pictures, and a small run of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedprism as fp
+from fedprism.recipes import Outcome, Settings, mixing, mixing_accuracy, mixing_trials, report
+from fedprism.recipes.mixing import cases, outcome
+from fedprism.recipes.mixing_accuracy import Training
+from fedprism.recipes.mixing_charts import Rate, bars, maps, page, points
+from fedprism.recipes.mixing_trials import (
+    CRITERIA,
+    FAITHFUL,
+    KINDS,
+    LOOSE,
+    SEEN,
+    STRICT,
+    Case,
+    Effort,
+    attacked,
+    recovered,
+    score_trials,
+)
+from fedprism.recipes.shelf import Shelf, packed, unpacked
+
+SMALL = Settings(quick=True, sizes=(1,), batches=1, iterations=2)
+
+
+def silent(title: str) -> None:
+    pass
+
+
+# --- scores ----------------------------------------------------------------------------------------------------------
+
+
+def test_scores_of_planted_answers(digits: fp.data.ImageSet) -> None:
+    """A trial with one image right and in the wrong place, one that is blank, and one that is noise."""
+    sources = torch.stack([digits.batch([2 * k, 2 * k + 1]).inputs for k in range(3)])
+    noise = torch.rand(sources.shape, generator=torch.Generator().manual_seed(0))
+    found = torch.stack([torch.stack([noise[0, 0], sources[0, 0]]), torch.zeros_like(sources[0]), noise[2]])
+    scored = score_trials(found, sources, noise)
+    assert float(scored["avd"][0]) == float(scored["mse"][0]) == 0
+    assert torch.equal(scored["pictures"][0, 0], sources[0, 0])
+    assert torch.equal(scored["pictures"][0, 1], sources[0, 0])
+    assert float(scored["avd"][1]) == float(scored["blank"][1])  # a blank image scores what a blank image scores
+    assert torch.isinf(scored["seen"]).tolist()[1]
+    assert float(scored["mse"][2]) > 0.05
+    plain = {metric: values.tolist() for metric, values in scored.items() if metric != "pictures"}
+    assert recovered(plain, STRICT).successes == 2  # the paper's threshold counts the blank one too
+    assert recovered(plain, SEEN).successes == recovered(plain, FAITHFUL).successes == 1
+    assert recovered(plain, LOOSE).trials == 3
+
+
+def test_outcomes_count_trials() -> None:
+    scored = {
+        "avd": [0.1, 0.7, 0.9],
+        "seen": [0.1, float("inf"), float("inf")],
+        "mse": [0.001, 0.05, 0.2],
+        "mse of avd": [0.001, 0.05, 0.2],
+        "blank": [0.4, 0.4, 0.4],
+        "seconds": 1.0,
+        "statuses": ["ITERATIONS"] * 3,
+        "settings": "",
+    }
+    made = outcome(scored)
+    shares = {name: made.mean(name) for name in CRITERIA}
+    assert shares == pytest.approx({STRICT: 1 / 3, LOOSE: 2 / 3, SEEN: 1 / 3, FAITHFUL: 1 / 3})
+    low, high = made.details["intervals"][LOOSE]  # type: ignore[index]
+    assert low < 2 / 3 < high
+
+
+def case(**changes: Any) -> Case:
+    effort = Effort(iterations=120, lr=0.3)
+    return Case(**{"data": "digits", "width": None, "loss": "cross_entropy", "size": 1, "effort": effort, **changes})
+
+
+def test_an_attack_that_goes_on_recovers_and_one_that_does_not_start_does_not(
+    digits: fp.data.ImageSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mixing_trials, "ATTACKS", {"l2": mixing_trials.ATTACKS["l2"]})
+    done = attacked(case(width=4), digits, 1, SMALL, silent)
+    assert set(done) == set(KINDS)
+    assert max(recovered(scored, FAITHFUL).rate for scored in done["random"].values()) == 1
+    begun = attacked(case(width=4, effort=Effort(iterations=1, lr=0.05)), digits, 1, SMALL, silent)
+    assert all(recovered(scored, SEEN).rate == 0 for found in begun.values() for scored in found.values())
+
+
+def test_a_kind_of_batch_that_the_data_does_not_have_is_left_out() -> None:
+    images = torch.randint(256, (4, 1, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    single = fp.data.ImageSet("single", images, torch.arange(4), tuple("abcd"))
+    cell = attacked(case(size=2, effort=Effort(iterations=1, lr=0.05)), single, 1, SMALL, silent)
+    assert set(cell) == {"random"}
+
+
+# --- cells that are kept ---------------------------------------------------------------------------------------------
+
+
+def test_a_finished_cell_is_not_made_again(tmp_path: Path) -> None:
+    made = list[int]()
+
+    def make(value: int) -> dict[str, Any]:
+        made.append(value)
+        return {"value": value, "pair": (1, 2)}
+
+    shelf = Shelf(tmp_path / "cells")
+    first = shelf.get({"size": 1}, lambda: make(1))
+    assert shelf.get({"size": 1}, lambda: make(2)) == first == {"value": 1, "pair": [1, 2]}
+    assert shelf.get({"size": 2}, lambda: make(3))["value"] == 3
+    for path in (tmp_path / "cells").iterdir():  # cut off, as by a full disk
+        path.write_text(path.read_text()[:-9])
+    assert shelf.get({"size": 1}, lambda: make(4))["value"] == 4
+    assert made == [1, 3, 4]
+    assert not [path for path in (tmp_path / "cells").iterdir() if path.suffix != ".json"]
+    assert Shelf(None).get({}, lambda: make(5))["value"] == 5
+
+
+def test_a_cell_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    def fail() -> dict[str, Any]:
+        raise RuntimeError("stopped")
+
+    with pytest.raises(RuntimeError, match="stopped"):
+        Shelf(tmp_path / "cells").get({}, fail)
+    assert not (tmp_path / "cells").exists()
+
+
+def test_pictures_survive_as_text() -> None:
+    images = torch.rand(2, 1, 3, 4, generator=torch.Generator().manual_seed(0))
+    again = unpacked(json.loads(json.dumps(packed(images))))
+    torch.testing.assert_close(again, images, rtol=0, atol=0.5 / 255 + 1e-6)
+
+
+# --- pictures --------------------------------------------------------------------------------------------------------
+
+
+def drawn(svg: str, tag: str) -> list[ElementTree.Element]:
+    return ElementTree.fromstring(svg).findall(f".//{{http://www.w3.org/2000/svg}}{tag}")
+
+
+def test_bars_are_as_high_as_their_rates() -> None:
+    svg = page([bars("title & more", {"a": {"x": Rate(1.0, 0.8, 1.0), "y": Rate(0.5, 0.2, 0.8)}})])
+    heights = [float(box.attrib["height"]) for box in drawn(svg, "rect")]
+    assert heights[1] == 2 * heights[2] > 0
+    assert "title &amp; more" in svg
+
+
+def test_a_red_line_runs_around_what_is_not_recovered() -> None:
+    rates = {(2, 1): 0.5, (2, 4): 0.0, (8, 1): 1.0, (8, 4): 0.2}
+    svg = page([maps("map", {"loss": rates}, x="channels", y="batch")])
+    assert len(re.findall('stroke="#c00"', svg)) == 2  # towards (2, 1) and towards (8, 4)
+    everything = page([maps("map", {"loss": dict.fromkeys(rates, 0.0)}, x="channels", y="batch")])
+    assert "#c00" not in everything
+
+
+def test_points_lie_within_the_picture() -> None:
+    svg = page([points("points", {"a": [(0.0, 0.0), (1.0, 5.0)], "b": [(0.5, 2.5)]}, x="x", y="y")])
+    places = [(float(dot.attrib["cx"]), float(dot.attrib["cy"])) for dot in drawn(svg, "circle")]
+    assert places[2] == pytest.approx([(a + b) / 2 for a, b in zip(*places[:2], strict=True)])
+    assert len(drawn(page([points("one", {"a": [(1.0, 1.0)]}, x="x", y="y")]), "circle")) == 1
+
+
+# --- the recipe ------------------------------------------------------------------------------------------------------
+
+
+def test_the_full_study_has_every_cell_of_the_paper() -> None:
+    full = list(cases(Settings()))
+    dense = [case for case in full if case.width is None]
+    assert {case.size for case in dense} == {1, 2, 4, 6}
+    assert {str(case.effort) for case in dense} == {"550 x 0.05", "1200 x 0.025"}
+    assert {case.data for case in full if case.width is not None} == {"mnist", "lfw"}
+    assert len(full) == len(set(full))
+
+
+def test_a_strategy_is_a_defense() -> None:
+    plain = Training(data="digits", width=None, loss="cross_entropy", labels="random")
+    mixed = Training(data="digits", width=None, loss="mse", labels="equal")
+    assert plain.defense == fp.chain()
+    assert mixed.defense == fp.chain(fp.defenses.EqualLabels(8), fp.defenses.MseLoss(softmax=False))
+
+
+def test_a_quick_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mixing, "QUICK_WIDTHS", (2,))
+    monkeypatch.setattr(mixing_accuracy, "QUICK_EPOCHS", 1)
+    monkeypatch.setattr(mixing_accuracy, "RATES", {loss: rates[:1] for loss, rates in mixing_accuracy.RATES.items()})
+    rows = report.carry_out(mixing.RECIPE, SMALL, tmp_path, silent)
+    assert len(rows) == 2 * 3 * 2  # two networks, three losses, two kinds of labels
+    assert all(isinstance(row.entries[name], Outcome) for row in rows for name in ("l2", "angle", "orthogonal"))
+    assert [row.entries.get("accuracy") is not None for row in rows] == [True] * 6 + [False] * 6
+    first = (tmp_path / "results.json").read_bytes()
+    assert len(drawn((tmp_path / "figure.svg").read_text(), "circle")) >= 36
+
+    def never(*_: object) -> dict[str, Any]:
+        raise AssertionError("a finished cell was made again")
+
+    monkeypatch.setattr(mixing, "attacked", never)
+    monkeypatch.setattr(mixing_accuracy.utility, "measure", never)
+    report.carry_out(mixing.RECIPE, SMALL, tmp_path, silent)
+    assert (tmp_path / "results.json").read_bytes() == first

@@ -1,0 +1,91 @@
+"""All pairs at once must be what the metrics say pair by pair."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import fedprism as fp
+from fedprism.metrics import lpips, lpips_matrix, mse, mse_matrix, ssim, ssim_matrix
+
+
+def images(count: int, seed: int, size: int = 32) -> Tensor:
+    rng = torch.Generator().manual_seed(seed)
+    return fp.data.load("photos", size=size).draw(count, rng).inputs
+
+
+@given(n=st.integers(1, 5), m=st.integers(1, 5), seed=st.integers(0, 99))
+@settings(max_examples=20, deadline=None)
+def test_mean_squared_errors_of_all_pairs(n: int, m: int, seed: int) -> None:
+    a, b = images(n, seed), images(m, seed + 1)
+    expected = torch.stack([mse(a, one.expand_as(a)) for one in b], dim=1)
+    assert torch.allclose(mse_matrix(a, b).float(), expected, atol=1e-7)
+
+
+def test_equal_images_have_no_error_to_speak_of() -> None:
+    a = images(6, 0)
+    assert mse_matrix(a, a).diag().max() < 1e-14
+
+
+@pytest.mark.parametrize("size", [8, 32])
+def test_structural_similarities_of_all_pairs(size: int) -> None:
+    a, b = images(3, 0, size).double(), images(4, 1, size).double()
+    expected = torch.stack([ssim(a, one.expand_as(a)) for one in b], dim=1)
+    assert torch.allclose(ssim_matrix(a, b), expected, atol=1e-9)
+
+
+def test_similarities_do_not_depend_on_the_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = images(5, 0).double(), images(4, 1).double()
+    whole = ssim_matrix(a, b)
+    monkeypatch.setattr("fedprism.metrics.pairwise.PAIRS_BYTES", 1)
+    assert torch.allclose(ssim_matrix(a, b), whole, atol=1e-12)
+
+
+@pytest.fixture
+def random_backbone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """SqueezeNet with random weights: the comparison with `lpips` holds for any weights, and needs no download."""
+    from safetensors.torch import save_file
+    from torchvision.models import squeezenet1_1
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        save_file(squeezenet1_1(weights=None).state_dict(), tmp_path / "squeezenet1_1_fp16.safetensors")
+    return tmp_path
+
+
+@pytest.mark.parametrize("bytes_kept", [2**31, 1])
+def test_perceptual_distances_of_all_pairs(
+    random_backbone: Path, monkeypatch: pytest.MonkeyPatch, bytes_kept: int
+) -> None:
+    monkeypatch.setattr("fedprism.metrics.pairwise.FEATURE_BYTES", bytes_kept)
+    monkeypatch.setattr("fedprism.metrics.pairwise.CHUNK_PIXELS", 2 * 32 * 32)
+    a, b = images(3, 0), images(5, 1)
+    found = lpips_matrix(a, b, net="squeeze", weights_dir=random_backbone)
+    expected = [lpips(a, one.expand_as(a), net="squeeze", weights_dir=random_backbone) for one in b]
+    assert torch.allclose(found, torch.stack(expected, dim=1), atol=1e-5)
+
+
+@pytest.mark.skipif("FEDPRISM_DATA" not in os.environ, reason="FEDPRISM_DATA names no folder with VGG-16's weights")
+def test_perceptual_distances_with_trained_weights() -> None:
+    a, b = images(2, 0), images(3, 1)
+    expected = torch.stack([lpips(a, one.expand_as(a)) for one in b], dim=1)
+    assert torch.allclose(lpips_matrix(a, b), expected, atol=1e-5)
+
+
+def test_no_images_have_no_distances(random_backbone: Path) -> None:
+    nothing = torch.zeros(0, 3, 32, 32)
+    assert lpips_matrix(nothing, images(2, 0), net="squeeze", weights_dir=random_backbone).shape == (0, 2)
+    assert ssim_matrix(nothing, images(2, 0)).shape == (0, 2)
+
+
+@pytest.mark.parametrize("matrix", [lpips_matrix, ssim_matrix])
+def test_images_of_other_sizes_are_refused(matrix: object) -> None:
+    assert callable(matrix)
+    with pytest.raises(ValueError, match="of one size"):
+        matrix(torch.rand(2, 3, 32, 32), torch.rand(2, 3, 16, 16))

@@ -1,0 +1,565 @@
+"""The report: the numbers of results.json, sentences that follow from them, and nothing private unless on purpose."""
+
+from __future__ import annotations
+
+import base64
+import gc
+import hashlib
+import io
+import json
+import math
+import random
+import re
+from collections.abc import Mapping
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+from PIL import Image
+
+import fedprism as fp
+from fedprism import cli, report
+from fedprism.audit import Audit, Finished, load_audit, parse_plan, prepare, run_audit
+from fedprism.errors import BadInput, FedprismError
+from fedprism.report import advice, protocol, verdict
+from fedprism.report.comparing import Change, compare
+from fedprism.report.configurations import Configuration, configurations
+from fedprism.report.judging import Leak, judge
+from planted_audits import CAPTURED, NAMED, OWN, attack, captured, figure, plant, utility
+
+TEMPLATES = Path(fp.__file__).parent / "templates"
+NAMESPACE = "http://www.w3.org/2000/svg"
+PLAN = """
+title = "Small"
+[model]
+name = "fc2"
+kwargs = { hidden = 32 }
+[data]
+name = "photos"
+options = { size = 16 }
+[grid]
+attacks = ["dense-inversion"]
+threats = ["honest_but_curious"]
+batch_sizes = [1]
+defenses = ["none", { name = "dp-sgd", noise = 1.0 }]
+seeds = [0, 1, 2]
+[utility]
+epochs = 1
+seeds = [0, 1]
+timed_steps = 0
+"""
+
+
+class Page(HTMLParser):
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.words: list[str] = []
+        self._inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._inside = tag
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        (self.scripts if self._inside == "script" else self.words).append(data)
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+    @property
+    def plot(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.scripts[0])
+        return found
+
+
+def rows(*entries: dict[str, Any]) -> tuple[Configuration, ...]:
+    return configurations(Audit(Path(), NAMED, entries, (), None, ()))
+
+
+def advised(*entries: dict[str, Any]) -> advice.Advice:
+    return advice.advise(advice.options(rows(*entries), {}), "psnr")
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("real") / "out"
+    run_audit(prepare(parse_plan(PLAN)), folder)
+    return folder
+
+
+@pytest.fixture
+def pictures() -> torch.Tensor:
+    return torch.randint(0, 256, (4, 3, 6, 6), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+
+
+# --- a real audit ----------------------------------------------------------------------------------------------------
+
+
+def test_every_number_is_that_of_the_results(real: Path) -> None:
+    page = Page(report.render(load_audit(real)))
+    summary = json.loads((real / "results.json").read_text())["summary"]
+    attacks = [entry for entry in summary if entry["cell"]["kind"] == "attack"]
+    costs = {entry["cell"]["defense"]: entry for entry in summary if entry["cell"]["kind"] == "utility"}
+    points = {(point["attack"], point["defense"]): point for point in page.plot["points"]}
+    assert len(points) == len(attacks) == 2
+    for entry in attacks:
+        defense = entry["cell"]["defense"]
+        point = points[entry["cell"]["attack"], "no defense" if defense == "none" else defense]
+        assert point["values"] == {name: entry["metrics"][name] for name in point["values"]}
+        assert set(point["values"]) == {"psnr", "ssim", "mse", "avd"}
+        assert (point["accuracy"], point["epsilon"]) == (costs[defense]["accuracy"], costs[defense]["epsilon"])
+        assert f"{entry['metrics']['ssim']['mean']:.3g}" in page.text
+        assert f"{costs[defense]['accuracy']:.1%}" in page.text
+    assert costs["dp-sgd(noise=1.0)"]["epsilon"] > 0
+
+
+def test_a_real_audit_is_understood_in_its_first_lines(real: Path) -> None:
+    text = Page(report.render(load_audit(real))).text
+    first = text.index("Without a defense, private samples came back faithfully")
+    assert first < text.index("The server, following the protocol") < text.index("Use dp-sgd(noise=1.0).")
+    assert text.index("Use dp-sgd") < text.index("Leakage against utility")
+    assert "1 stopped every attack that was tried: dp-sgd(noise=1.0)" in text
+    for part in ("knowledge used", "Summary for a data-protection impact assessment", "0, 1, 2", "torch 2", "blank"):
+        assert part in text
+
+
+def test_the_page_is_one_file_that_fetches_nothing(real: Path) -> None:
+    text = report.render(load_audit(real))
+    page = Page(text)
+    assert not {"link", "iframe", "object", "base"} & {tag for tag, _ in page.tags}
+    assert not re.search(r"https?://|url\(|@import", text.replace(NAMESPACE, ""))
+    (policy,) = (each["content"] or "" for each in page.all("meta") if each.get("http-equiv"))
+    digest = base64.b64encode(hashlib.sha256(page.scripts[1].encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in policy
+    assert "default-src 'none'" in policy
+    assert len(page.scripts) == 2
+
+
+def test_pictures_are_those_that_the_audit_kept(real: Path) -> None:
+    audit = load_audit(real)
+    page = Page(report.render(audit))
+    images = page.all("img")
+    assert len(images) == 2 * 3 * 2, "worst, median and best of two configurations, each beside its original"
+    assert all(image["alt"] for image in images)
+    found = next(f for f in audit if f.cell["defense"] == "none" and f.cell.get("seed") == 0)
+    samples = audit.samples(found.id)
+    assert samples is not None
+    shown = [Image.open(io.BytesIO(base64.b64decode((i["src"] or "").partition("base64,")[2]))) for i in images]
+    assert all((picture.format, picture.size) == ("PNG", (16, 16)) for picture in shown)
+    original = samples["originals"][0].permute(1, 2, 0).contiguous().numpy().tobytes()
+    assert original in [picture.tobytes() for picture in shown]
+
+
+def test_controls_and_tables_are_named_for_those_who_listen(real: Path) -> None:
+    text = report.render(load_audit(real))
+    page = Page(text)
+    assert page.all("html")[0]["lang"] == "en"
+    assert len(page.all("select")) == text.count("<label>") == 5
+    assert all(each.get("scope") in ("col", "row") for each in page.all("th"))
+    anchors = {attributes.get("id") for _, attributes in page.tags}
+    assert {(link["href"] or "").removeprefix("#") for link in page.all("a")} <= anchors
+    for word in ("prefers-color-scheme: dark", "@media print", "viewport", ":focus-visible", "noscript"):
+        assert word in text
+
+
+def _luminance(colour: str) -> float:
+    levels = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+    linear = [level / 12.92 if level <= 0.04045 else ((level + 0.055) / 1.055) ** 2.4 for level in levels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_text_stands_out_in_light_and_dark(dark: bool) -> None:
+    css = (TEMPLATES / "style.css.j2").read_text() + (TEMPLATES / "report.css.j2").read_text()
+    colours: dict[str, str] = {}
+    for block in re.finditer(r"(dark\) \{\s*)?:root \{([^}]*)\}", css):
+        if dark or not block[1]:
+            colours |= dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", block[2]))
+    for name in ("text", "soft", "link", "faithful", "recognisable", "traces", "gone", "unknown", "untested"):
+        for ground in ("page", "card", "mark"):
+            if (name, ground) != (name, "mark") or name == "text":
+                pair = sorted((_luminance(colours[name]), _luminance(colours[ground])))
+                assert (pair[1] + 0.05) / (pair[0] + 0.05) >= 4.5, (name, ground)
+
+
+# --- what is said of numbers -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("entry", "leak"),
+    [
+        (attack(psnr=35.0), Leak.FAITHFUL),
+        (attack(psnr=math.inf), Leak.FAITHFUL),
+        (attack(psnr=11.0, metrics={"psnr": figure(11.0, closest=31.0)}), Leak.FAITHFUL),
+        (attack(psnr=35.0, metrics={"psnr": figure(35.0, null=36.0)}), Leak.GONE),
+        (attack(metrics={"mse": figure(5e-4, off=None, null=0.05)}), Leak.FAITHFUL),
+        (attack(ssim=0.6), Leak.RECOGNISABLE),
+        (attack(metrics={"ssim": figure(0.6, off=None, null=0.55)}), Leak.TRACES),
+        (attack(metrics={"ssim": figure(0.3, off=0.9, null=0.05)}), Leak.TRACES),
+        (attack(psnr=15.0), Leak.TRACES),
+        (attack(psnr=15.0, answered=1), Leak.GONE),
+        (attack(metrics={"psnr": figure(15.0, off=5.0, null=13.0)}), Leak.GONE),
+        (attack(), Leak.GONE),
+        (attack(metrics={"avd_floor": figure(0.1, null=0.3)}, answered=0), Leak.GONE),
+        (attack(metrics={"columns": figure(0.7, closest=1.0, null=0.4)}), Leak.FAITHFUL),
+        (attack(metrics={"columns": figure(0.5, off=0.3, closest=0.85, null=0.4)}), Leak.RECOGNISABLE),
+        (attack(metrics={"update-error": figure(0.6, closest=1e-5, null=None)}), Leak.FAITHFUL),
+        (attack(metrics={"update-error": figure(0.9, null=None)}), Leak.GONE),
+        (attack(outcomes={"failed": 2}, metrics={}), Leak.UNTESTED),
+        (captured(), Leak.UNKNOWN),
+    ],
+)
+def test_readings_follow_the_numbers(entry: dict[str, Any], leak: Leak) -> None:
+    assert judge(rows(entry)[0]) is leak
+
+
+def test_the_cheapest_of_those_that_stop_attacks_is_recommended() -> None:
+    found = advised(
+        attack(psnr=40.0),
+        attack(defense="clip", psnr=25.0, ssim=0.8),
+        attack(defense="noise"),
+        attack(defense="dp"),
+        utility("none", 0.9),
+        utility("clip", 0.88),
+        utility("noise", 0.8),
+        utility("dp", 0.7, epsilon=3.0),
+    )
+    assert found.chosen is not None
+    assert found.headline == "Use noise."
+    assert "samples did not come back in any of 1 tested configurations" in found.reasons[0]
+    assert "Without a defense they came back faithfully." in found.reasons
+    assert found.price[0] == "Test accuracy 80.0% (95 % interval over seeds 79.0% to 81.0%), without a defense 90.0%."
+    assert "It gives no guarantee of differential privacy." in found.price
+    assert any("someone who knows the defense" in caution for caution in found.cautions)
+    assert not any("much accuracy" in caution for caution in found.cautions)
+    assert [option.title for option in found.alternatives] == ["no defense", "clip"]
+
+
+def test_a_high_price_and_its_guarantee_are_told() -> None:
+    entries = [attack(psnr=40.0), attack(defense="dp"), utility("none", 0.9), utility("dp", 0.4, epsilon=3.0)]
+    found = advice.advise(advice.options(rows(*entries), {rows(entries[-1])[0].key: 2.5}), "psnr", 1e-5)
+    assert "It costs much accuracy" in found.cautions[0]
+    assert "A step takes 2.50 times as long." in found.price
+    assert "It guarantees every example epsilon 3 at delta 1e-05 over the whole training." in found.price
+
+
+def test_a_defense_that_was_tested_with_its_attacker_knowing_it_has_no_such_caution() -> None:
+    informed = attack(defense="noise", threat="honest_but_curious +defense")
+    found = advised(attack(psnr=40.0), attack(defense="noise", labels_leaked=1.0), informed)
+    assert found.cautions == ("Labels still leak under it.",)
+    assert "add [utility]" in found.price[0]
+
+
+def test_nothing_is_recommended_that_is_not_enough_or_failed() -> None:
+    found = advised(attack(psnr=40.0), attack(defense="clip", ssim=0.8))
+    assert found.chosen is None
+    assert found.headline == "Nothing that was tested is enough: even with clip, samples came back recognisable."
+    broken = attack(defense="noise", outcomes={"done": 1, "failed": 1}, reasons=["out of memory"])
+    assert advised(attack(psnr=40.0), broken).chosen is None
+    assert advised(attack(outcomes={"failed": 1}, metrics={})).headline.startswith("No recommendation: cells failed")
+    assert advised(captured()).headline.startswith("No recommendation: recorded updates")
+    assert advised(attack(), attack(defense="noise", psnr=11.0), utility("none", 0.9)).headline.startswith(
+        "No defense is needed"
+    )
+
+
+def test_attackers_are_told_apart_by_what_they_know() -> None:
+    found = verdict.findings(
+        rows(
+            attack(defense="noise", threat="honest_but_curious +defense -batch_size", knowledge_used=["defense"]),
+            attack(psnr=40.0, threat="eavesdropper"),
+            attack(threat="somebody else"),
+        ),
+        "psnr",
+    )
+    assert [each.leak for each in found] == [Leak.FAITHFUL, Leak.GONE, Leak.GONE]
+    assert found[0].who == "Someone who reads a client's traffic"
+    assert found[1].who == "The server, following the protocol, also knowing the defense, not knowing the batch size"
+    assert found[1].knowledge == (("dense-inversion", ("defense",)),)
+    assert found[2].who == "somebody else"
+
+
+def test_an_assessment_says_what_was_tested_assumed_and_left(tmp_path: Path) -> None:
+    skipped = [{"what": "mkor", "why": "nobody tampers"}]
+    broken = attack(attack="idlg", outcomes={"failed": 2}, reasons=["it burnt down"], metrics={}, samples=0)
+    text = Page(report.render(plant(tmp_path, [attack(psnr=40.0), broken], skipped=skipped))).text
+    part = text[text.index("Summary for a data-protection") : text.rindex("To repeat it")]
+    assert "The model fc2 trained on photos, simulated. 2 attacks (dense-inversion, idlg) in 2 configurations" in part
+    assert "Weights were drawn at random" in part
+    assert "1 combination left out and 2 cells failed" in part
+    assert "mkor : nobody tampers" in text
+    assert "it burnt down" in text
+
+
+# --- private samples -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("plan", "asked", "shown"),
+    [
+        (NAMED, None, True),
+        (NAMED, False, False),
+        (OWN, None, False),
+        (OWN, True, True),
+        (CAPTURED, None, False),
+        (CAPTURED, True, True),
+    ],
+)
+def test_private_pictures_are_shown_only_on_purpose(
+    tmp_path: Path, pictures: torch.Tensor, plan: Mapping[str, Any], asked: bool | None, shown: bool
+) -> None:
+    entry = captured() if plan is CAPTURED else attack(psnr=40.0)
+    text = report.render(plant(tmp_path, [entry], plan=plan, pictures=pictures), show_images=asked)
+    assert bool(Page(text).all("img")) is shown
+    assert ("worst for its owner" in text) is (shown and plan is not CAPTURED)
+    assert ("data:image" in text) is shown
+    assert ("--show-images" in text) is not shown
+
+
+def test_recordings_without_truth_have_residuals_and_no_score(tmp_path: Path) -> None:
+    page = Page(report.render(plant(tmp_path, [captured()], plan=CAPTURED)))
+    assert "the truth behind these recordings is not known" in page.text
+    assert "1.5e-05 of the update unexplained" in page.text
+    assert "PSNR 1" not in page.text
+    assert page.plot["points"] == []
+
+
+def test_nobody_knows_the_defense_of_a_recording(tmp_path: Path) -> None:
+    scored = captured(metrics={"psnr": figure(40.0)}, samples=2, answered=2)
+    text = Page(report.render(plant(tmp_path, [scored], plan=CAPTURED))).text
+    assert "Private samples came back faithfully (idlg, by holder of the capture" in text
+    assert "no defense" not in text.lower()
+    assert "ithout a defense" not in text
+
+
+def test_rows_of_a_table_stand_beside_what_came_back(tmp_path: Path) -> None:
+    text = PLAN.replace('name = "photos"\noptions = { size = 16 }', 'name = "patients"').partition("[utility]")[0]
+    run_audit(prepare(parse_plan(text + '[scores]\nmetrics = ["mse"]\n')), tmp_path / "out")
+    page = Page(report.render(load_audit(tmp_path / "out")))
+    assert "came back faithfully" in page.text
+    assert "cholesterol" in page.text
+    assert page.plot["metrics"][0]["name"] == "columns"
+    assert "cholesterol 100%" in page.text
+    redacted = Page(report.render(load_audit(tmp_path / "out"), show_images=False))
+    assert len(redacted.all("table")) < len(page.all("table"))
+
+
+def test_what_recordings_show_about_their_protocol_is_kept_and_shown(tmp_path: Path) -> None:
+    from fedprism.integrations.findings import RoundFacts, save_findings
+
+    run = tmp_path / "run-1"
+    run.mkdir()
+    names = ("a", "b", "c")
+    save_findings(run, [RoundFacts(index=k, protocol="secagg+", sampled=names, replied=names) for k in range(3)])
+    audit = plant(tmp_path / "out", [captured()], plan=CAPTURED)
+    protocol.keep(audit.root, [run])
+    kept = protocol.load_kept(audit.root)
+    assert kept
+    assert {each.capture for each in kept} == {"1: run-1"}
+    text = Page(report.render(audit)).text
+    assert all(each.sentence in text for each in kept)
+    (run / "findings.json").write_text("[]")
+    protocol.keep(audit.root, [run])
+    assert [each.check for each in protocol.load_kept(audit.root)] == ["unreadable"]
+    (audit.root / "findings.json").write_text("[]")
+    with pytest.raises(BadInput, match=r"findings\.json"):
+        report.render(audit)
+
+
+# --- two audits ------------------------------------------------------------------------------------------------------
+
+
+def test_a_comparison_says_what_changed(tmp_path: Path) -> None:
+    before = [
+        attack(psnr=40.0),
+        attack(defense="noise", psnr=20.0),
+        attack(defense="clip"),
+        attack(defense="prune", psnr=15.0),
+        attack(defense="old"),
+        utility("none", 0.9),
+    ]
+    after = [
+        attack(psnr=40.0),
+        attack(defense="noise"),
+        attack(defense="clip", psnr=12.2),
+        attack(defense="prune", psnr=18.0),
+        attack(defense="new"),
+        utility("none", 0.8),
+    ]
+    first = plant(tmp_path / "a", before)
+    second = plant(tmp_path / "b", after, plan={**NAMED, "title": "Later"})
+    found = compare(first, second)
+    changes = {pair.after.cell.defense: pair.change for pair in found.pairs}
+    assert changes == {
+        "none": Change.IDENTICAL,
+        "noise": Change.BETTER,
+        "clip": Change.SAME,
+        "prune": Change.WORSE,
+    }
+    assert [row.cell.defense for row in found.added] == ["new"]
+    assert [row.cell.defense for row in found.removed] == ["old"]
+    assert found.settings == (("title", "Planted", "Later"),)
+    text = Page(report.render_comparison(first, second)).text
+    assert "Of 4 shared configurations 1 leak more and 1 leak less than before." in text
+    assert "90.0% 80.0%" in text
+    assert "All 5 shared configurations have the same numbers." in report.render_comparison(first, first)
+    lonely = plant(tmp_path / "c", [attack(defense="other")])
+    assert "no configuration in common" in report.render_comparison(first, lonely)
+
+
+# --- size, hostility, command ----------------------------------------------------------------------------------------
+
+
+def test_a_thousand_configurations_make_a_page_of_bounded_size(
+    tmp_path: Path, pictures: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = [attack(psnr=5.0 + k % 50, defense=f"noise-{k % 7}", batch_size=k + 1) for k in range(1000)]
+    audit = plant(tmp_path, entries, pictures=pictures, seeds=[0])
+    calls, alive = 0, 0
+    real = Audit.samples
+
+    def counting(self: Audit, cell: str) -> dict[str, torch.Tensor] | None:
+        nonlocal calls, alive
+        calls += 1
+        if calls in (20, 60):
+            alive = max(alive, sum(type(thing) is Finished for thing in gc.get_objects()))
+        return real(self, cell)
+
+    monkeypatch.setattr(Audit, "samples", counting)
+    text = report.render(audit)
+    page = Page(text)
+    assert 0 < alive < 20, "records are read one at a time"
+    assert len(page.plot["points"]) == len([a for a in page.all("tr") if "data-attack" in a]) == 1000
+    assert len(page.all("img")) == 24 * 6
+    assert len(text) < 3_000_000
+
+
+HOSTILE = [
+    "<script>window.hurt=1</script>",
+    "</script><script>window.hurt=1</script>",
+    "\"'><img src=x onerror=window.hurt=1>",
+    "{{ 7*7 }}{% raw %}",
+    "<!--<script>",
+    "javascript:window.hurt=1",
+    "\u202ethgir\u2066\x00\x1b[31m",
+]
+
+
+def hostile_audit(folder: Path, pictures: torch.Tensor | None = None) -> Audit:
+    entries = [
+        attack(psnr=40.0 - k, attack=word, threat=word, defense=word, settings=word, protocol=word, loss=word)
+        for k, word in enumerate(HOSTILE)
+    ]
+    for word, entry in zip(HOSTILE, entries, strict=True):
+        entry |= {"reasons": [word], "statuses": [word], "knowledge_used": [word], "by_column": {word: 0.5}}
+        entry["metrics"] |= {word: figure(1.0)}
+    skipped = [{"what": word, "why": word} for word in HOSTILE]
+    plan = {**NAMED, "title": HOSTILE[1], "model": {"name": HOSTILE[0]}, "scores": {"metrics": ["psnr", *HOSTILE]}}
+    return plant(folder, entries, plan=plan, skipped=skipped, pictures=pictures)
+
+
+def test_hostile_names_are_text(tmp_path: Path, pictures: torch.Tensor) -> None:
+    audit = hostile_audit(tmp_path, pictures)
+    for text in (report.render(audit), report.render_comparison(audit, audit)):
+        page = Page(text)
+        assert len(page.all("script")) == (2 if page.scripts else 0)
+        assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
+        assert all((image["src"] or "").startswith("data:image/png;base64,") for image in page.all("img"))
+        assert all((link["href"] or "").startswith("#") for link in page.all("a"))
+        assert "\u202e" not in text
+        assert "\x1b" not in text
+        assert "49" not in page.words
+
+
+def test_damaged_results_are_one_sentence_or_a_page(tmp_path: Path, pictures: torch.Tensor) -> None:
+    """Values of every file are replaced at random: nothing but an error of the input may come of it."""
+    plant(tmp_path, [attack(psnr=40.0), attack(defense="noise"), utility("none", 0.9)], pictures=pictures)
+    rng = random.Random(0)
+    files = [tmp_path / "results.json", *sorted((tmp_path / "records").glob("*.json"))]
+    junk: list[Any] = [None, [], {}, "x", -1, 1e308, True, [[1]], {"a": 1}, "inf", 2**70, ""]
+    refused = 0
+    for _ in range(120):
+        path = rng.choice(files)
+        content = path.read_bytes()
+        document = json.loads(content)
+        place: Any = document
+        while True:
+            key = rng.choice(list(place) if isinstance(place, dict) else range(len(place)))
+            if isinstance(place[key], dict | list) and place[key] and rng.random() < 0.9:
+                place = place[key]
+                continue
+            place[key] = rng.choice(junk)
+            break
+        path.write_text(json.dumps(document))
+        try:
+            audit = load_audit(tmp_path)
+            report.render(audit)
+            report.render_comparison(audit, audit)
+        except FedprismError:
+            refused += 1
+        finally:
+            path.write_bytes(content)
+    assert 0 < refused < 120
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        {"recovered": torch.zeros(2, 3, 4, 4)},
+        {"recovered": torch.zeros(2, 5, 4, 4, dtype=torch.uint8)},
+        {"originals": torch.zeros(2, 3, 4, 4, dtype=torch.uint8)},
+        {n: torch.zeros(k, 3, 4, 4, dtype=torch.uint8) for n, k in (("originals", 1), ("recovered", 2))},
+        {"recovered": torch.zeros(2, 3, 4, 4, dtype=torch.uint8), "indices": torch.tensor([0])},
+    ],
+)
+def test_samples_that_do_not_fit_are_left_out(tmp_path: Path, kept: dict[str, torch.Tensor]) -> None:
+    from safetensors.torch import save_file
+
+    audit = plant(tmp_path, [attack(psnr=40.0)])
+    for cell in audit.ids:
+        save_file(kept, tmp_path / "samples" / f"{cell}.safetensors")
+    assert not Page(report.render(audit)).all("img")
+
+
+def test_an_audit_ends_with_its_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "plan.toml").write_text(PLAN.partition("[utility]")[0].replace("[0, 1, 2]", "[0]"))
+    assert cli.main(["audit", str(tmp_path / "plan.toml"), "-o", str(tmp_path / "out"), "--device", "cpu"]) == 0
+    page = tmp_path / "out" / "report.html"
+    assert str(page) in capsys.readouterr().out
+    assert page.read_text() == report.render(load_audit(tmp_path / "out"))
+
+
+def test_the_command_writes_opens_and_compares(
+    tmp_path: Path, pictures: torch.Tensor, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(typer, "launch", opened.append)
+    first, second = tmp_path / "a", tmp_path / "b"
+    for folder in (first, second):
+        plant(folder, [attack(psnr=40.0)], pictures=pictures)
+    assert cli.main(["report", str(first), "--open"]) == 0
+    assert opened == [(first / "report.html").as_uri()]
+    assert "data:image" in (first / "report.html").read_text()
+    assert cli.main(["report", str(first), "--redact", "-o", str(tmp_path / "page.html")]) == 0
+    assert "data:image" not in (tmp_path / "page.html").read_text()
+    assert cli.main(["report", "--compare", str(first), str(second)]) == 0
+    assert "same numbers" in (second / "comparison.html").read_text()
+    assert cli.main(["report", "--compare", str(first)]) == 2
+    assert cli.main(["report", str(first), str(second)]) == 2
+    assert cli.main(["report", str(tmp_path / "nothing")]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.count("fedprism: expected") == 3
+    assert str(first / "report.html") in printed.out
