@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench bench-gpu clean
+.PHONY: demo test lint docs bench bench-gpu clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedprism demo
@@ -15,6 +15,10 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The documentation as a site, build/docs/index.html; a warning is an error.
+docs: $(VENV)/.installed
+	$(BIN)/python -m sphinx -W --keep-going -q -d build/doctrees docs build/docs
 
 # One table of every headline workload beside what one would run instead. FEDPRISM_DATA names the folder with real data.
 bench: $(VENV)/.installed

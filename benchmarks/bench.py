@@ -18,6 +18,7 @@ import platform
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import torch
 
@@ -25,8 +26,13 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 sys.path.append(str(HERE.parent / "src"))
 
+try:
+    import rich  # noqa: F401
+except ImportError:  # it only draws tables on terminals, and a machine lent for speed may be without it
+    sys.modules.update(dict.fromkeys(("rich", "rich.box", "rich.table"), MagicMock()))
+
 from workloads import WORKLOADS, load  # noqa: E402
-from workloads.base import Comparison, Conditions, as_row, matrix_rate  # noqa: E402
+from workloads.base import Clock, Comparison, Conditions, as_row, matrix_rate  # noqa: E402
 
 from fedprism import devices  # noqa: E402
 
@@ -40,12 +46,14 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, default=os.environ.get("FEDPRISM_DATA"))
     parser.add_argument("--only", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
     parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--processor", action="store_true", help="processor seconds, where others use the machine")
     parser.add_argument("--peer-python", default=sys.executable, help="interpreter with breaching installed")
     parser.add_argument("--peer-path", default=None, help="folder with breaching and what it needs")
     parser.add_argument("-o", "--output", type=Path, default=None)
     options = parser.parse_args()
     if options.threads is not None:
         torch.set_num_threads(options.threads)
+    Clock.processor = options.processor
     device = devices.pick(options.device)
     folder = Path(options.data_dir) if options.data_dir else None
     if folder is None:
@@ -123,6 +131,7 @@ def _save(output: Path, found: Sequence[Comparison], device: torch.device) -> No
     described = {
         "device": place,
         "threads": torch.get_num_threads(),
+        "seconds": "of the processor" if Clock.processor else "by the clock",
         "torch": torch.__version__,
         "matrix products, operations a second": matrix_rate(device),
         "rows": [as_row(comparison) for comparison in found],

@@ -23,7 +23,6 @@ html_show_copyright = False
 html_copy_source = False
 
 myst_heading_anchors = 3
-myst_enable_extensions = ["colon_fence"]
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"

@@ -277,6 +277,17 @@ def test_without_a_pixel_range_pictures_are_stretched(tmp_path: Path, monkeypatc
     assert max(high for _, high in extremes) == 255
 
 
+def test_several_updates_are_attacked_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    digits = fedprism.data.load("digits")
+    model = fedprism.models.build("fc2", input_shape=(1, 8, 8), hidden=16, classes=10, seed=0)
+    scenario = fedprism.Scenario(model=model, clients=[digits.batch([0]), digits.batch([1])])
+    observation, _ = fedprism.simulate(scenario, fedprism.threats.honest_but_curious, seed=0)
+    fedprism.io.save(observation, tmp_path / "both")
+    assert cli.main(["attack", "both", "--with", "dense-inversion", "-o", "out"]) == 0
+    assert json.loads((tmp_path / "out" / "record.json").read_text())["cell"]["owners"] == ["client-0", "client-1"]
+
+
 def test_a_second_run_leaves_nothing_of_the_first(capture: Path, tmp_path: Path) -> None:
     smaller = write_capture(tmp_path / "smaller", batch=1)
     assert cli.main(["attack", str(capture), "--with", "dense-inversion", "-o", "out"]) == 0

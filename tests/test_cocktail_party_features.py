@@ -12,7 +12,7 @@ from torch.nn.functional import cosine_similarity
 import fedprism as fp
 from fedprism.attacks.forward import forward_model
 from fedprism.solvers import ExactStatus, FeatureInversion, UnmixStatus
-from fedprism.solvers.matching import cosine
+from fedprism.solvers.distances import cosine
 
 SHAPE, COUNT = (1, 16, 16), 4
 PLAIN = fp.attacks.CocktailParty(inversion=FeatureInversion(iterations=40))

@@ -29,7 +29,8 @@ from flwr.serverapp.strategy import (
 
 from fedprism.errors import BadInput
 from fedprism.integrations import flower
-from fedprism.integrations.findings import load_findings, read_facts
+from fedprism.integrations.facts import read_facts
+from fedprism.integrations.findings import load_findings
 from fedprism.integrations.flower.secagg import masks_repeat
 from fedprism.integrations.leakage import length
 from flower_runs import (

@@ -16,17 +16,8 @@ import fedprism as fp
 from fedprism.errors import BadCapture, BadInput
 from fedprism.inspection import Severity
 from fedprism.integrations.captures import GrowingCapture
-from fedprism.integrations.findings import (
-    FILE,
-    CentralNoise,
-    RoundFacts,
-    effective_multiplier,
-    findings,
-    load_findings,
-    plain_metrics,
-    read_facts,
-    save_findings,
-)
+from fedprism.integrations.facts import FILE, CentralNoise, RoundFacts, plain_metrics, read_facts
+from fedprism.integrations.findings import effective_multiplier, findings, load_findings, save_findings
 from fedprism.integrations.leakage import LeakageLimit, Watch, labels_read, samples_read, unexplained
 from fedprism.integrations.recording import Recording, named
 
@@ -172,6 +163,15 @@ def test_findings_are_stored_and_read_back(tmp_path: Path) -> None:
         b'{"format": "fedprism-findings/1", "rounds": [{"index": 0}], "findings": []}',
         b'{"format": "fedprism-findings/1", "rounds": [], "findings": [], "more": 1}',
         b"\xff\xfe",
+        json.dumps(
+            {
+                "format": "fedprism-findings/1",
+                "findings": [],
+                "rounds": [
+                    {"index": 0, "protocol": "plain", "sampled": [], "replied": ["a"], "examples": {"a": 0}},
+                ],
+            }
+        ).encode(),
     ],
 )
 def test_a_damaged_file_is_one_sentence(tmp_path: Path, text: bytes) -> None:
@@ -189,6 +189,8 @@ def test_which_sums_come_apart_follows_from_the_cohorts() -> None:
     one = {finding.check: finding for finding in findings(sums("abc", "ab"))}
     assert one["sums-come-apart"].evidence["determined"] == 1  # only c is alone in a difference
     assert "sums-come-apart" not in {finding.check for finding in findings(sums("ab", "cd"))}
+    many = sums("".join(map(chr, range(48, 1100))), "01")
+    assert "sums-come-apart" not in {finding.check for finding in findings(many)}  # too many to look at
     other = sums("ab", model="params-0") + sums("bc", model="params-1") + sums("ac", model="params-2")
     assert "sums-come-apart" not in {finding.check for finding in findings(other)}
 
@@ -212,6 +214,8 @@ def test_the_noise_that_counts_is_for_those_who_replied() -> None:
 
 def test_metrics_are_kept_as_plain_values() -> None:
     kept = plain_metrics({"loss": 0.5, "n": 3, "name": "x" * 300, "bad": float("nan"), "many": [1.0], "word": "a"})
+    long = findings([facts(protocol="secagg+", metrics={"a": {letter * 200: 1 for letter in "abcdef"}})])
+    assert all(len(finding.sentence) < 1000 for finding in long)
     assert kept == {"loss": 0.5, "n": 3, "name": None, "bad": None, "many": None, "word": "a"}
     json.dumps(kept)
 

@@ -15,7 +15,8 @@ import fedprism as fp
 pytest.importorskip("flwr", reason='needs flwr: pip install "fedprism[flower]"')
 pytest.importorskip("ray", reason='the simulation engine needs ray: pip install "fedprism[flower]"')
 
-from fedprism.integrations.findings import load_findings, read_facts
+from fedprism.integrations.facts import read_facts
+from fedprism.integrations.findings import load_findings
 from flower_runs import batch_of, small_model, trained
 
 HERE = Path(__file__).parent

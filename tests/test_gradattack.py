@@ -237,9 +237,9 @@ def test_the_adaptive_attacker_keeps_what_explains_the_pruned_update_better(data
     naive, adaptive = (
         attackers.observe(case, model, data, images, 2, settings, adaptive=knows).parts[0] for knows in (False, True)
     )
-    ignoring, following = (adaptive.diagnostics[f"{way} the defense"] for way in ("ignoring", "following"))
+    ignoring, following = (adaptive.diagnostics[f"{way}_pruning"] for way in ("ignoring", "following"))
     assert following < ignoring / 1.2
-    assert adaptive.status.endswith("following the defense explains more")
+    assert adaptive.status.endswith("following the pruning explains more")
     assert "defense" in adaptive.knowledge_used
     assert "defense" not in naive.knowledge_used
 
@@ -269,7 +269,7 @@ def test_the_quick_table_runs_and_says_naive_and_adaptive(monkeypatch: pytest.Mo
 
 def test_the_figure_shows_the_better_attacker_at_one_batch_size() -> None:
     def row(label: str, size: int, accuracy: float | None, *found: float) -> Row:
-        entries = [Outcome(values={"LPIPS": (value,)}, seconds=(1.0,)) for value in found]
+        entries = [Outcome(values={"LPIPS": (value,), "PSNR": (value,)}, seconds=(1.0,)) for value in found]
         named = dict(zip((table.NAIVE, table.ADAPTIVE), entries, strict=False))
         return Row(
             cell={"defense": label, "n": size},
@@ -286,6 +286,10 @@ def test_the_figure_shows_the_better_attacker_at_one_batch_size() -> None:
     drawn = table.figure(rows)
     assert drawn.count("<circle") == 3
     assert drawn.count("<polyline") == 2
+    # Without accuracies: both attackers against the share that is pruned, 0, 0.9 and 0.99.
+    blind = table.figure([replace(row, entries={**row.entries, table.ACCURACY: None}) for row in rows])
+    assert blind.count("<circle") == 3 + 2
+    assert "nines" in blind
 
 
 def test_more_batches_than_images_are_refused() -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,6 +88,17 @@ def test_mkor_is_found_under_noise(noise: float) -> None:
         assert found({n: t + noise * honest[n].std() * normal(*t.shape) * (t.dim() > 1) for n, t in sent.items()})
 
 
+@pytest.mark.parametrize(("bias", "noise"), [(5.0, 0.3), (2.0, 0.1), (2.0, 0.3), (1.0, 0.5)])
+def test_class_fishing_is_found_while_it_works(bias: float, noise: float) -> None:
+    """Rows damped instead of emptied, and a bias that no single number gives away."""
+    honest = params_of(fc2())
+    for seed in range(5):
+        sent = tampered(fp.attacks.ClassFishing(bias=bias, target=4), fc2())
+        sent = {n: t + noise * honest[n].std() * normal(*t.shape, seed=seed) * (t.dim() > 1) for n, t in sent.items()}
+        assert found(sent) == {"one-live-row"}
+        assert "jumps" in found(sent, reference=honest)
+
+
 # --- honest models ---------------------------------------------------------------------------------------------------
 
 
@@ -135,6 +145,11 @@ HONEST: dict[str, Callable[[], Update]] = {
     "ResNet-18": lambda: params_of(fp.models.build("resnet18", seed=0)),
     "two classes, opposite rows": lambda: {"weight": torch.stack([normal(64), -normal(64)]), "bias": torch.zeros(2)},
     "biases by class frequency": lambda: {"weight": normal(50, 64), "bias": -torch.linspace(0.5, 12, 50)},
+    "one long row": lambda: {
+        "weight": normal(10, 64) * torch.tensor([4.0] + 9 * [1.0])[:, None],
+        "bias": normal(10) / 4,
+    },
+    "one low bias": lambda: {"weight": normal(10, 64), "bias": torch.tensor([-6.0] + 9 * [0.0])},
     "only buffers": lambda: {"steps": torch.tensor(7)},
 }
 
@@ -351,12 +366,8 @@ def test_checks_are_named_and_described(name: str) -> None:
 
 
 def test_the_benchmark_runs_in_its_quick_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = importlib.util.spec_from_file_location("benchmark_inspection", ROOT / "benchmarks" / "inspection.py")
-    assert spec is not None
-    assert spec.loader is not None
-    benchmark = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, benchmark)  # dataclasses look their module up by name
-    spec.loader.exec_module(benchmark)
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    benchmark = importlib.import_module("inspection")
     totals = benchmark.quick()["totals"]
     assert totals["false alarms"]["flagged"] == 0
     assert totals["tampered, plain"]["rate"] == 1.0

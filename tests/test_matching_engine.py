@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import warnings
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
 import fedprism as fp
+from fedprism import progress
 from fedprism.attacks import Engine, GradientMatching, TotalVariation, cosine
 from fedprism.attacks.forward import QuickForward, SmallerThanSent, forward_model, repeatable
 from fedprism.batchnorm import layer_moments
@@ -89,6 +92,25 @@ def test_batch_norm_statistics_are_read_in_passing(unbiased: bool, network: nn.M
     torch.testing.assert_close(in_passing(guess), list(expected.values()))
 
 
+def test_nothing_of_an_iteration_lives_on_to_the_next(network: nn.Module, rng: torch.Generator) -> None:
+    """A graph that is kept holds memory, and nodes of a CUDA stream that the next iteration may not run on."""
+    batch, guess = random_batch(3, rng), random_batch(3, rng).inputs.requires_grad_()
+    observation, _ = fp.simulate(fp.Scenario(model=network, clients=[batch]), fp.threats.honest_but_curious)
+    quick = QuickForward(forward_model(observation, observation.rounds[0]))
+    in_passing = quick.moments_in_passing(unbiased=False)
+
+    def iterate() -> None:
+        sent = sum(tensor.square().sum() for tensor in quick(guess, batch.labels))
+        moments = sum(moment.mean.sum() for moment in in_passing(guess))
+        node = get_gradient_edge(quick.trained["0.weight"]).node
+        assert "seen" not in node.metadata, "the node is that of an earlier iteration"
+        node.metadata["seen"] = True
+        torch.autograd.grad(sent + moments, guess)
+
+    iterate()
+    iterate()
+
+
 def test_layers_for_second_derivatives_compute_the_same(network: nn.Module, rng: torch.Generator) -> None:
     kinds = [type(layer) for layer in network.modules()]
     for model, size in ((network.train(), 2), (network.eval(), 2), (network.eval(), 1)):
@@ -108,7 +130,7 @@ def test_the_cosine_in_closed_form_is_the_one_that_autograd_differentiates(rng: 
     target = [t.detach() for t in parabolas(torch.rand(2, 3, 4, 4, generator=rng, dtype=torch.float64), None)]
     start = torch.rand(2, 3, 4, 4, generator=rng, dtype=torch.float64)
 
-    def same_cosine(gradients: fp.solvers.matching.Gradients, wanted: fp.solvers.matching.Gradients) -> Tensor:
+    def same_cosine(gradients: fp.solvers.distances.Gradients, wanted: fp.solvers.distances.Gradients) -> Tensor:
         return cosine(gradients, wanted)
 
     runs = [
@@ -194,6 +216,40 @@ class TestPruningFollowed:
         assert all(bool((g[~s].abs() <= 1e-9).all()) for g, s in zip(own, sent, strict=True))
         assert any(bool((~s).any()) for s in sent)
 
+    def test_it_is_followed_from_the_answer_that_ignores_it(self, rng: torch.Generator) -> None:
+        images = fp.data.load("photos", size=16)
+        model = fp.models.build("lenet", input_shape=(3, 16, 16), classes=images.classes, seed=0)
+        scenario = fp.Scenario(model=fp.models.uniform_(model, seed=0), clients=[images.batch([2])], defense=Prune(0.9))
+        threat = fp.threats.honest_but_curious.granting("labels", "defense")
+        observation, truth = fp.simulate(scenario, threat, seed=0, device="cpu")
+        attack = GradientMatching(labels=fp.attacks.Labels.KNOWN, priors=(TotalVariation(1e-3),), iterations=150)
+        reported = list[tuple[int, int]]()
+        with progress.listening(lambda done, total: reported.append((done, total))):
+            found = fp.run(attack, observation, seed=0, device="cpu")
+        ignoring = fp.run(dataclasses.replace(attack, adaptive=False), observation, seed=0, device="cpu")
+
+        assert reported == [(step, 300) for step in range(1, 301)]
+        assert found.status.endswith("following the pruning explains more")
+        assert found.diagnostics["following_pruning"] < found.diagnostics["ignoring_pruning"] / 1.5
+        assert found.diagnostics["restart_objectives"] == ignoring.diagnostics["restart_objectives"]
+        assert "pruning" not in ignoring.status
+        better, worse = (fp.score(one, truth, metrics=("psnr",)).mean("psnr") for one in (found, ignoring))
+        assert better > worse + 1
+
+    def test_an_answer_that_cannot_be_improved_is_kept(self, network: nn.Module, rng: torch.Generator) -> None:
+        batch = random_batch(2, rng)
+        scenario = fp.Scenario(model=network, clients=[batch], defense=Prune(0.8))
+        threat = fp.threats.honest_but_curious.granting("labels", "defense")
+        observation, _ = fp.simulate(scenario, threat)
+        attack = GradientMatching(
+            labels=fp.attacks.Labels.KNOWN, start=lambda shape, rng: batch.inputs, iterations=1, lr=1e-9
+        )
+        found = fp.run(attack, observation, device="cpu")
+        assert found.diagnostics["following_pruning"] == pytest.approx(0, abs=1e-9)
+        torch.testing.assert_close(found.inputs, batch.inputs, atol=1e-6, rtol=0)
+        with pytest.raises(fp.errors.BadInput, match="follow above 0"):
+            dataclasses.replace(attack, follow=0.0)
+
     def test_random_parts_are_left_out_and_sums_of_clients_tell_only_what_is_in_none(self) -> None:
         observed = {"w": torch.tensor([0.0, 3.0])}
         alone = fp.types.Round(params=observed, update=observed)
@@ -235,6 +291,17 @@ class TestRepeated:
         assert captured.diagnostics["stepping"] == Stepping.GRAPH
         assert plain.diagnostics["stepping"] == Stepping.PLAIN
         torch.testing.assert_close(captured.inputs, plain.inputs, atol=1e-6, rtol=0)
+
+    @NEEDS_GPU
+    def test_starts_that_race_share_no_node_of_a_stream(self, network: nn.Module, rng: torch.Generator) -> None:
+        scenario = fp.Scenario(model=network, clients=[random_batch(2, rng)])
+        threat = fp.threats.honest_but_curious.granting("labels", "batchnorm_exact")
+        observation, _ = fp.simulate(scenario, threat)
+        attack = dataclasses.replace(fp.attacks.bn_exact(), labels=fp.attacks.Labels.KNOWN, iterations=60)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # PyTorch warns of nodes that wait for another stream
+            found = fp.run(attack, observation, device="cuda")
+        assert found.diagnostics["stepping"] == Stepping.GRAPH
 
     @NEEDS_GPU
     def test_a_step_that_asks_for_a_value_goes_on_without_a_graph(self) -> None:

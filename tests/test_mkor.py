@@ -15,6 +15,7 @@ from fedprism.attacks.mkor_filters import Layout
 from fedprism.attacks.mkor_head import Head
 from fedprism.attacks.mkor_stack import stack_of
 from fedprism.recipes import mkor as recipe
+from fedprism.recipes.base import Settings
 from fedprism.solvers import windows
 from fedprism.solvers.windows import Lattice
 
@@ -295,6 +296,35 @@ def test_a_frozen_dense_layer_is_refused(photos: fp.data.ImageSet) -> None:
     model[10].requires_grad_(False)  # type: ignore[index]
     with pytest.raises(fp.NotApplicable, match="frozen"):
         attack(mkor(), model, photos.batch(range(5)))
+
+
+@pytest.mark.parametrize("method", [mkor(), DUMPED], ids=repr)
+def test_features_that_were_cut_out_only_widen_the_bounds(method: Mkor, photos: fp.data.ImageSet) -> None:
+    """As Soteria does to a network with one dense layer: whole columns of its gradient are zero."""
+    model = nn.Sequential(*list(chain())[:10], nn.Linear(96 * 16, CLASSES))
+    scenario = fp.Scenario(model=model, clients=[photos.batch(range(6))])
+    seen, truth = fp.simulate(scenario, fp.threats.malicious_server, seed=0, server=method)
+    update = dict(seen.rounds[0].update)
+    kept = torch.rand(96 * 16, generator=torch.Generator().manual_seed(0)) > 0.3
+    cut = dataclasses.replace(seen.rounds[0], update={**update, "10.weight": update["10.weight"] * kept})
+    answers = [fp.run(method, dataclasses.replace(seen, rounds=(part,))) for part in (seen.rounds[0], cut)]
+    whole, partial = (fp.score(answer, truth, metrics=("psnr",)).mean("psnr") for answer in answers)
+    assert partial > whole - 3
+    assert torch.equal(answers[1].labels, answers[0].labels)
+
+
+def test_a_server_may_hide_its_parameters_under_noise(rng: torch.Generator, photos: fp.data.ImageSet) -> None:
+    model = chain()
+    plain, trapdoor = mkor().tamper(model, dict(model.state_dict()), rng)
+    noisy, same = recipe.WithNoise(mkor(), 0.01).tamper(model, dict(model.state_dict()), rng)
+    assert trapdoor.keys() == same.keys()
+    added = noisy["10.weight"] - plain["10.weight"]
+    assert float(added.std()) == pytest.approx(0.01 / (96 * 16) ** 0.5, rel=0.02)
+    victim = recipe.Victim(name="photos", model=model, images=photos, side=32, note="")
+    cells = [recipe.Cell(victim=victim, size=6, batches=1, parameter_noise=noise) for noise in (0.0, 0.01)]
+    seen = [cell.observe(mkor(), 0, Settings()) for cell in cells]
+    scores = [fp.score(fp.run(mkor(), answer), truth, metrics=("psnr",)).mean("psnr") for answer, truth in seen]
+    assert scores[0] - 1 < scores[1] < scores[0]
 
 
 def test_batch_norm_leaves_what_the_histogram_can_set_right(photos: fp.data.ImageSet) -> None:

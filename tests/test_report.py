@@ -276,6 +276,16 @@ def test_nothing_is_recommended_that_is_not_enough_or_failed() -> None:
     )
 
 
+def test_what_was_not_tested_is_not_called_stopped() -> None:
+    broken = attack(defense="noise", attack="idlg", outcomes={"failed": 2}, metrics={}, samples=0)
+    said = verdict.headline(rows(attack(), attack(defense="noise"), broken, attack(defense="dp", psnr=40.0)), "psnr")
+    assert said[0].startswith("Private samples came back faithfully (dense-inversion"), "a defense may leak more"
+    assert said[1] == "Of 2 defenses tested, 0 stopped every attack that was tried."
+    assert said[2].startswith("1 of 4 configurations have no result")
+    nothing = attack(outcomes={"failed": 2}, metrics={}, samples=0)
+    assert verdict.headline(rows(nothing), "psnr") == ("Nothing was tested: no cell of the audit has a result.",)
+
+
 def test_attackers_are_told_apart_by_what_they_know() -> None:
     found = verdict.findings(
         rows(
@@ -289,7 +299,7 @@ def test_attackers_are_told_apart_by_what_they_know() -> None:
     assert found[0].who == "Someone who reads a client's traffic"
     assert found[1].who == "The server, following the protocol, also knowing the defense, not knowing the batch size"
     assert found[1].knowledge == (("dense-inversion", ("defense",)),)
-    assert found[2].who == "somebody else"
+    assert found[2].who == "Somebody else"
 
 
 def test_an_assessment_says_what_was_tested_assumed_and_left(tmp_path: Path) -> None:
@@ -340,7 +350,7 @@ def test_recordings_without_truth_have_residuals_and_no_score(tmp_path: Path) ->
 def test_nobody_knows_the_defense_of_a_recording(tmp_path: Path) -> None:
     scored = captured(metrics={"psnr": figure(40.0)}, samples=2, answered=2)
     text = Page(report.render(plant(tmp_path, [scored], plan=CAPTURED))).text
-    assert "Private samples came back faithfully (idlg, by holder of the capture" in text
+    assert "Private samples came back faithfully (idlg, by whoever holds the capture" in text
     assert "no defense" not in text.lower()
     assert "ithout a defense" not in text
 
@@ -491,7 +501,7 @@ def test_damaged_results_are_one_sentence_or_a_page(tmp_path: Path, pictures: to
     files = [tmp_path / "results.json", *sorted((tmp_path / "records").glob("*.json"))]
     junk: list[Any] = [None, [], {}, "x", -1, 1e308, True, [[1]], {"a": 1}, "inf", 2**70, ""]
     refused = 0
-    for _ in range(120):
+    for _ in range(60):
         path = rng.choice(files)
         content = path.read_bytes()
         document = json.loads(content)
@@ -512,7 +522,7 @@ def test_damaged_results_are_one_sentence_or_a_page(tmp_path: Path, pictures: to
             refused += 1
         finally:
             path.write_bytes(content)
-    assert 0 < refused < 120
+    assert 0 < refused < 60
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,18 @@ def test_extremes_are_those_of_every_window(lattice: Lattice) -> None:
         assert torch.equal(low[:, :, i, j], inside.amin(2))
 
 
+def test_windows_that_were_cut_out_bound_nothing_and_black_ones_do() -> None:
+    lattice = Lattice(top=0, pitch=4, size=4, height=8, width=8)
+    pixels = image(lattice) / 2 + 0.25
+    pixels[:, :, 4:, 4:] = 0
+    high, low = windows.extremes(pixels, lattice, (2, 2))
+    high[:, :, 0, 0], low[:, :, 0, 1] = 0, 1
+    lower, upper = windows.bounds(*windows.without_removed(high, low), lattice)
+    assert bool((upper[:, :, :4, :4] == 1).all() & (lower[:, :, :4, 4:] == 0).all())
+    assert bool((upper[:, :, 4:, 4:] == 0).all())
+    assert bool(((lower <= pixels) & (pixels <= upper)).all())
+
+
 @pytest.mark.parametrize("lattice", LATTICES)
 def test_bounds_are_the_tightest_that_the_windows_give(lattice: Lattice) -> None:
     pixels = image(lattice)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -49,13 +50,29 @@ class Comparison:
 Workload: TypeAlias = Callable[[Conditions], Iterator[Comparison]]
 
 
+class Clock:
+    """Seconds by the clock or, with `processor`, of this process and those it has waited for.
+
+    Processor seconds are for a machine that others use, and for one thread: of several threads they are the sum.
+    """
+
+    processor = False
+
+    @classmethod
+    def now(cls) -> float:
+        if not cls.processor:
+            return time.perf_counter()
+        children = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return time.process_time() + children.ru_utime + children.ru_stime
+
+
 def timed(device: torch.device, run: Callable[[], Answer]) -> tuple[float, Answer]:
     """Seconds until the answer is there, on a GPU too."""
     settle(device)
-    start = time.perf_counter()
+    start = Clock.now()
     answer = run()
     settle(device)
-    return time.perf_counter() - start, answer
+    return Clock.now() - start, answer
 
 
 def best_of(count: int, device: torch.device, run: Callable[[], Answer]) -> tuple[float, Answer]:

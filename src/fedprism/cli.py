@@ -103,7 +103,7 @@ def attack(
 ) -> None:
     """Attack a captured update. The attack's own settings are flags too: `fedprism list attacks` names them."""
     from fedprism import factory, flags, io, results, running, scoring
-    from fedprism.attacks import ATTACKS
+    from fedprism.attacks import ATTACKS, fitted
     from fedprism.checks import row
     from fedprism.metrics import METRICS
     from fedprism.types import Record
@@ -120,7 +120,7 @@ def attack(
         row(METRICS, word, "metric")
     with _progress() as announce:
         announce(name)
-        found = running.run(chosen, observation, seed=seed, device=device)
+        found = running.run(fitted(chosen, observation), observation, seed=seed, device=device)
     scores = None
     if known is not None and found.inputs is not None:
         scores = scoring.score(found, known, metrics=wanted, allow_download=allow_download)

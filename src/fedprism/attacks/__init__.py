@@ -4,29 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fedprism.attacks.base import Attack, PerClient, Reduced, Reduction, Then, then
+from fedprism.attacks.base import Attack, PerClient, Reduced, Reduction, Then, fitted, then
 from fedprism.attacks.class_fishing import ClassFishing, class_fishing
 from fedprism.attacks.cocktail_party import CocktailParty, cocktail_party
 from fedprism.attacks.curious_client import OtherClients, OthersStatus
 from fedprism.attacks.dense_inversion import DenseInversion, dense_inversion
 from fedprism.attacks.disaggregation import Disaggregation, disaggregation
-from fedprism.attacks.encodings import Encodings, VariationOfMagnitude, instahide_decoding, mixup_decoding
-from fedprism.attacks.gradient_matching import (
-    GradientMatching,
-    Labels,
+from fedprism.attacks.encodings import Encodings, instahide_decoding, mixup_decoding
+from fedprism.attacks.gradient_matching import GradientMatching, Labels, gaussian_start, uniform_start
+from fedprism.attacks.imprint import Imprint, imprint
+from fedprism.attacks.matching_presets import (
     bn_exact,
     bn_infer,
     bn_proxy,
     dlg,
-    gaussian_start,
     idlg,
     inverting_gradients,
     mixing_angle,
     mixing_l2,
     mixing_orthogonal,
-    uniform_start,
 )
-from fedprism.attacks.imprint import Imprint, imprint
 from fedprism.attacks.mkor import Mkor, mkor, mkor_inconspicuous
 from fedprism.attacks.mkor_filters import Disguise
 from fedprism.attacks.mkor_head import Reference
@@ -34,10 +31,11 @@ from fedprism.attacks.property_inference import HoldsClass, Negative, PropertyIn
 from fedprism.attacks.side_by_side import SideBySide, side_by_side
 from fedprism.batchnorm import Normalise, Pull
 from fedprism.executing import Processes, RayCluster, Serial
+from fedprism.solvers.distances import cosine, squared_error
 from fedprism.solvers.features import FeatureInversion
 from fedprism.solvers.graphs import Engine
 from fedprism.solvers.ica import StudentICA
-from fedprism.solvers.matching import LBFGS, Adam, cosine, squared_error
+from fedprism.solvers.matching import LBFGS, Adam
 from fedprism.solvers.priors import Orthogonality, TotalVariation
 from fedprism.solvers.published import CocktailObjective, embedding_objective
 from fedprism.solvers.windows import Smoothest, midpoint, softened_midpoint
@@ -103,7 +101,6 @@ __all__ = [
     "StudentICA",
     "Then",
     "TotalVariation",
-    "VariationOfMagnitude",
     "bn_exact",
     "bn_infer",
     "bn_proxy",
@@ -114,6 +111,7 @@ __all__ = [
     "disaggregation",
     "dlg",
     "embedding_objective",
+    "fitted",
     "gaussian_start",
     "idlg",
     "imprint",

@@ -158,6 +158,12 @@ class PerClient(Reduction):
         )
 
 
+def fitted(attack: Attack, observation: Observation) -> Attack:
+    """The attack as it fits the observation: one on a single update meets several updates one by one."""
+    alone = not (attack.reads_many or isinstance(attack, Reduction | Then))
+    return then(PerClient(), attack) if alone and len(observation.rounds) > 1 else attack
+
+
 def joined(parts: Sequence[Observation]) -> Observation:
     """One observation of all the parts' updates, one by one: what `PerClient` takes apart again."""
     first = parts[0]

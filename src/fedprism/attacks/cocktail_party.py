@@ -24,10 +24,10 @@ from fedprism.attacks.structure import DenseLayer, Trace, trace
 from fedprism.errors import BadInput, NotApplicable
 from fedprism.solvers.assessment import Behind, likely_labels
 from fedprism.solvers.denoising import nonlocal_means
+from fedprism.solvers.distances import cosine
 from fedprism.solvers.exact_batch import ExactBatch, exact_batch
 from fedprism.solvers.features import FeatureInversion, invert_features
 from fedprism.solvers.ica import StudentICA, unmix
-from fedprism.solvers.matching import cosine
 from fedprism.solvers.published import CocktailObjective
 from fedprism.types import Ambiguity, Observation, Reconstruction, Round
 

@@ -25,27 +25,18 @@ from torch.func import functional_call
 from fedprism import losses
 from fedprism.attacks.base import Attack, PerClient
 from fedprism.attacks.forward import input_box
-from fedprism.attacks.gradient_matching import GradientMatching, Labels, inverting_gradients
+from fedprism.attacks.gradient_matching import GradientMatching, Labels
+from fedprism.attacks.matching_presets import inverting_gradients
 from fedprism.attacks.structure import trace
 from fedprism.batchnorm import buffers_of
 from fedprism.defenses.mixup import Told
 from fedprism.errors import BadInput, MissingKnowledge, NotApplicable
 from fedprism.solvers.decode import Decoding, decode_mixtures
-from fedprism.solvers.priors import TotalVariation, total_variation
+from fedprism.solvers.priors import TotalVariation
 from fedprism.types import Ambiguity, Knowledge, Observation, Reconstruction, is_soft
 
 
-@dataclass(frozen=True)
-class VariationOfMagnitude:
-    """Images are smooth up to the signs of their entries: weight times the total variation of |x|."""
-
-    weight: float
-
-    def __call__(self, inputs: Tensor) -> Tensor:
-        return self.weight * total_variation(inputs.abs()) if inputs.dim() >= 4 else inputs.new_zeros(())
-
-
-def known_labels(variation: TotalVariation | VariationOfMagnitude) -> GradientMatching:
+def known_labels(variation: TotalVariation) -> GradientMatching:
     """Inverting gradients with the mixtures' soft labels, and this belief about images."""
     return replace(inverting_gradients(), labels=Labels.KNOWN, priors=(variation,))
 
@@ -96,16 +87,36 @@ class Encodings(Attack):
         rows = torch.cat(mixtures).to(inputs.device)
         mapping = told.mapping.to(inputs.device)[rows]
         known = [one.labels.to(inputs.device) for one in found if one.labels is not None]
-        soft = torch.cat(known) if len(known) == len(found) else inputs[:0]
-        if told.coefficients is None and len(soft) != len(rows):
+        soft = torch.cat(known) if len(known) == len(found) else None
+        if told.coefficients is None and (soft is None or len(soft) != len(rows)):
             raise MissingKnowledge(self.name, "labels")  # nothing else tells the weights
         coefficients = None if told.coefficients is None else told.coefficients.to(inputs.device)[rows]
+        answer = self.decode(inputs, mapping, coefficients, rng, soft=soft)
+        statuses = dict.fromkeys(one.status for one in found)
+        return replace(answer, status="; ".join([answer.status, *statuses]))
+
+    def decode(
+        self,
+        encodings: Tensor,
+        mapping: Tensor,
+        coefficients: Tensor | None,
+        rng: torch.Generator,
+        *,
+        soft: Tensor | None = None,
+        samples: int | None = None,
+    ) -> Reconstruction:
+        """The samples behind encodings that were found, of which encoding e mixes the samples mapping[e], (…, k).
+
+        soft: the encodings' labels, (encodings, classes), where they are known. samples: how many there are, where the
+        mapping does not show it.
+        """
         decoded = decode_mixtures(
-            inputs,
+            encodings,
             mapping,
             coefficients,
             labels=soft if coefficients is None else None,
             masked=self.masked,
+            samples=samples,
             ridge=self.ridge,
             starts=self.starts,
             iterations=self.search_iterations,
@@ -113,16 +124,13 @@ class Encodings(Attack):
         )
         either_way: frozenset[Ambiguity] = frozenset({"sign"}) if decoded.ambiguity else frozenset()
         weights = "weights known" if coefficients is not None else "weights read off the soft labels"
-        statuses = dict.fromkeys(one.status for one in found)
         return Reconstruction(
             inputs=decoded.inputs,
             labels=_classes(decoded, mapping, soft),
             ambiguity=either_way,
-            status="; ".join(
-                [f"{len(rows)} encodings of {len(decoded.inputs)} samples, {weights}", decoded.status, *statuses]
-            ),
+            status=f"{len(encodings)} encodings of {len(decoded.inputs)} samples, {weights}; {decoded.status}",
             diagnostics={
-                "encodings": inputs.cpu(),
+                "encodings": encodings.cpu(),
                 "residual": decoded.residual,
                 "condition": decoded.condition,
                 "solved": decoded.solved,
@@ -160,7 +168,7 @@ def mixup_decoding() -> Encodings:
 
 def instahide_decoding() -> Encodings:
     """The same for mixtures with random signs: images are smooth in |x|, and signs are searched for entry by entry."""
-    return Encodings(inner=known_labels(VariationOfMagnitude(0.01)), masked=True)
+    return Encodings(inner=known_labels(TotalVariation(0.01, magnitude=True)), masked=True)
 
 
 class _Found(NamedTuple):
@@ -229,8 +237,8 @@ def _all_differ(labels: Tensor) -> bool:
     return len(torch.unique(labels, dim=0)) == len(labels)
 
 
-def _classes(decoded: Decoding, mapping: Tensor, soft: Tensor) -> Tensor | None:
+def _classes(decoded: Decoding, mapping: Tensor, soft: Tensor | None) -> Tensor | None:
     """Each sample's class: as it was read off, or the heaviest one of its own soft label."""
-    if decoded.classes is not None or len(soft) != len(mapping):
+    if decoded.classes is not None or soft is None or len(soft) != len(mapping):
         return decoded.classes
     return decode_mixtures(soft, mapping, decoded.coefficients).inputs.argmax(1)

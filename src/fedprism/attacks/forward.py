@@ -54,6 +54,15 @@ class Forward:
         )
         return [answer.update[name] for name in self.names]
 
+    @property
+    def follows_pruning(self) -> bool:
+        return any(isinstance(part, SmallerThanSent) for part in _parts(self.defense))
+
+    def ignoring_pruning(self) -> Forward:
+        """The same, with every other part of the defense."""
+        others = (part for part in _parts(self.defense) if not isinstance(part, SmallerThanSent))
+        return dataclasses.replace(self, defense=chain(*others))
+
 
 class QuickForward:
     """The same as a Forward, set up once for the many times that gradient matching asks and differentiates it.
@@ -85,7 +94,11 @@ class QuickForward:
         return self.plain and isinstance(self.forward.protocol, FedSGD)
 
     def moments_in_passing(self, *, unbiased: bool) -> Callable[[Tensor], list[Moments]]:
-        """What `layer_moments` would say of the inputs that were asked for last, without a pass of its own."""
+        """What `layer_moments` would say of the inputs that were asked for last, without a pass of its own.
+
+        It is said once: kept until the next pass, the moments would keep the whole autograd graph of this one alive,
+        its memory and nodes that belong to the CUDA stream on which it was made.
+        """
         found: dict[str, Moments] = {}
         for name, layer in batchnorm_layers(self.model).items():
 
@@ -93,7 +106,7 @@ class QuickForward:
                 found[name] = channel_moments(args[0], unbiased=unbiased)
 
             layer.register_forward_pre_hook(watch)
-        return lambda inputs: [found[name] for name in batchnorm_layers(self.model)]
+        return lambda inputs: [found.pop(name) for name in batchnorm_layers(self.model)]
 
     def __call__(self, inputs: Tensor, labels: Tensor) -> list[Tensor]:
         forward = self.forward
@@ -110,8 +123,11 @@ class QuickForward:
 
 def leaves_batch_alone(defense: Defense) -> bool:
     """Whether a defense looks neither at the batch before the gradient nor at single examples' gradients."""
-    parts = defense.defenses if isinstance(defense, Chain) else (defense,)
-    return not defense.per_example and all(type(part).on_batch is Defense.on_batch for part in parts)
+    return not defense.per_example and all(type(part).on_batch is Defense.on_batch for part in _parts(defense))
+
+
+def _parts(defense: Defense) -> tuple[Defense, ...]:
+    return defense.defenses if isinstance(defense, Chain) else (defense,)
 
 
 def forward_model(
@@ -158,13 +174,12 @@ def repeatable(defense: Defense, seen: Round) -> Defense:
 
     In a sum over clients an entry may be missing from some updates and not from others, so that its size says nothing.
     """
-    parts = defense.defenses if isinstance(defense, Chain) else (defense,)
     return chain(
         *(
             SmallerThanSent.of(seen.update)
             if isinstance(part, Prune) and seen.clients == 1
             else part.deterministic(seen.update)
-            for part in parts
+            for part in _parts(defense)
         )
     )
 

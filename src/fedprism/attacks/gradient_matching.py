@@ -7,8 +7,8 @@ NeurIPS 2021 (batch-norm statistics); Eloul et al., "Mixing Gradients Strategies
 Differs from the papers in: L-BFGS uses a line search, without which many starts diverge; the iterate and the restart
 returned are the ones with the smallest objective; `inverting_gradients` lets three starts race within the iterations of
 one, because a bad start ends in a poor minimum that the objective shows early; deltas of several local steps go through
-the client's own training; who knows of pruning also uses that what was not sent is smaller than what was
-(`forward.SmallerThanSent`).
+the client's own training; who knows of pruning goes on from the answer that ignores it, using that what was not sent is
+smaller than what was (`forward.SmallerThanSent`).
 """
 
 from __future__ import annotations
@@ -16,31 +16,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from fedprism import losses, progress
+from fedprism import progress
 from fedprism.attacks.base import Attack, only_round
 from fedprism.attacks.forward import FORWARD_NEEDS, FORWARD_USES, Forward, QuickForward, forward_model, input_box
+from fedprism.attacks.inferring import inferred_labels
 from fedprism.attacks.structure import trace
 from fedprism.batchnorm import FIELDS, Normalise, Pull, pull_prior
 from fedprism.checks import choice
 from fedprism.errors import BadInput, MissingKnowledge, NotApplicable
+from fedprism.solvers.distances import Distance, cosine
 from fedprism.solvers.graphs import Engine
-from fedprism.solvers.labels import label_counts
-from fedprism.solvers.matching import (
-    LBFGS,
-    Adam,
-    Distance,
-    Matching,
-    Prior,
-    cosine,
-    match_gradients,
-    squared_error,
-)
-from fedprism.solvers.priors import BatchMoments, Orthogonality, TotalVariation
+from fedprism.solvers.matching import LBFGS, Adam, Matching, Prior, match_gradients
+from fedprism.solvers.priors import BatchMoments
 from fedprism.types import Observation, Reconstruction, Round, is_soft
 
 Start: TypeAlias = Callable[[tuple[int, ...], torch.Generator], Tensor]
@@ -81,6 +73,16 @@ class _Labels(NamedTuple):
     note: str
 
 
+class _Task(NamedTuple):
+    """What an update asks of every run on it. joint: labels are looked for too."""
+
+    gradients_of: Callable[[Tensor, Tensor | None], list[Tensor]]
+    target: tuple[Tensor, ...]
+    priors: tuple[Prior, ...]
+    box: tuple[Tensor, Tensor] | None
+    joint: bool
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class GradientMatching(Attack):
     """Gradient matching with any distance, priors, label handling, optimiser and start.
@@ -89,7 +91,10 @@ class GradientMatching(Attack):
     restarts: how many random starts; the one with the smallest objective is returned. With `race`, each start gets only
     this share of the iterations, and the best of them all that are left: the total is that of one full run.
     unroll: repeat the client's local steps for a delta; without it the delta is read as one gradient.
-    adaptive: put every part of the defense that can be repeated, where it is known, into the forward model.
+    adaptive: put every part of the defense that can be repeated, where it is known, into the forward model. Pruning is
+    left out at first and followed from the answer on, for `iterations` more at `follow` times the learning rate:
+    what was not sent counts nothing until it is too large, so that from noise the objective with pruning in it may
+    hardly descend (trained networks with batch norm), and at the full rate the answer may be lost at once.
     normalise: by which statistics batch-norm layers normalise the guess.
     pull: towards which statistics the guess's own are drawn, by a prior of weight `pull_weight`: the sum over the
     batch-norm layers of the l2 distances of means and of variances (`solvers.moments_distance`).
@@ -108,6 +113,7 @@ class GradientMatching(Attack):
     tolerance: float = 0.0
     unroll: bool = True
     adaptive: bool = True
+    follow: float = 0.3
     normalise: Normalise = Normalise.CLIENT
     pull: Pull = Pull.NONE
     pull_weight: float = 1e-3
@@ -131,6 +137,8 @@ class GradientMatching(Attack):
                 f"expected race times restarts in [0, 1), found {self.race} times {self.restarts}; "
                 "leave iterations for the winner."
             )
+        if not 0 < self.follow <= 1:
+            raise BadInput(f"expected follow above 0 and at most 1, found {self.follow}; 0.3 is usual.")
         if not self.pull_weight > 0:
             raise BadInput(f'expected pull_weight above 0, found {self.pull_weight}; set pull="none" to do without it.')
 
@@ -153,16 +161,32 @@ class GradientMatching(Attack):
         batch = observation.knowledge.batch_size
         if not isinstance(batch, int):
             raise NotApplicable(f"gradient-matching expects one batch_size, found {batch}; use then(PerClient(), …).")
-        given = self._labels(observation, seen, batch)
-        runs = self._attempts(observation, forward, pull, given, batch, rng)
+        given, box = self._labels(observation, seen, batch), input_box(observation)
+        shape = (batch, *(observation.knowledge.input_shape or ()))
+        task = self._task(forward.ignoring_pruning(), pull, given, box)
+        runs = self._attempts(task, given.classes, shape, rng, total=self._iterations(forward))
         best = min(runs, key=lambda run: run.objective)
+        notes, found = [f"labels {given.note}", self._batchnorm_note()], dict[str, Any]()
+        if forward.follows_pruning:
+            best = self._match(
+                self._task(forward, pull, given, box),
+                best.inputs,
+                best.label_logits,
+                lr=self.follow * self.lr,
+                iterations=self.iterations,
+                progress_of=(self._iterations(forward) - self.iterations, self._iterations(forward)),
+            )
+            # The first iterate is the answer that ignores pruning: what is returned is never worse by this objective.
+            found = {"ignoring_pruning": float(best.history[0]), "following_pruning": best.objective}
+            more = "more" if found["following_pruning"] < found["ignoring_pruning"] else "no more"
+            notes.append(f"following the pruning explains {more}")
         guessed = given.fixed if best.label_logits is None else best.label_logits.argmax(dim=1)
         ordered = batch == 1 or (self.labels is Labels.KNOWN and _distinct(given.fixed))
         return Reconstruction(
             inputs=best.inputs,
             labels=guessed,
             ambiguity=frozenset() if ordered else frozenset({"order"}),
-            status="; ".join(filter(None, [best.status, f"labels {given.note}", self._batchnorm_note()])),
+            status="; ".join(filter(None, [best.status, *notes])),
             diagnostics={
                 "objective": best.objective,
                 "restart_objectives": [run.objective for run in runs],
@@ -172,6 +196,7 @@ class GradientMatching(Attack):
                 "pull": self.pull.value,
                 "pull_distance": _distance(pull, best.inputs),
                 "stepping": best.stepping,
+                **found,
             },
         )
 
@@ -182,61 +207,80 @@ class GradientMatching(Attack):
         pulled = "not pulled" if self.pull is Pull.NONE else f"pulled towards the {self.pull.value} statistics"
         return f"batch norm by {_NORMALISED_BY[self.normalise]}, {pulled}"
 
-    def _attempts(
-        self,
-        observation: Observation,
-        forward: Forward,
-        pull: BatchMoments | None,
-        given: _Labels,
-        batch: int,
-        rng: torch.Generator,
-    ) -> list[Matching]:
-        """A run from every start; in a race, short ones and then one that goes on from the best of them."""
-        like, joint = forward.target[0], given.fixed is None
-        heat = int(self.race * self.iterations)
-        total = self.iterations if heat else self.iterations * self.restarts
-        box, runs, done = input_box(observation), list[Matching](), 0
+    @property
+    def _heat(self) -> int:
+        """How many iterations each start of a race has; 0 where there is none."""
+        return int(self.race * self.iterations)
+
+    def _iterations(self, forward: Forward) -> int:
+        """Those of all runs together."""
+        from_starts = self.iterations if self._heat else self.iterations * self.restarts
+        return from_starts + (self.iterations if forward.follows_pruning else 0)
+
+    def _task(
+        self, forward: Forward, pull: BatchMoments | None, given: _Labels, box: tuple[Tensor, Tensor] | None
+    ) -> _Task:
         quick = QuickForward(forward, channels_last=self.engine.channels_last)
         if pull is not None and quick.direct:
             pull = replace(pull, moments_of=quick.moments_in_passing(unbiased=self.pull is Pull.RUNNING))
-        priors: tuple[Prior, ...] = self.priors if pull is None else (*self.priors, pull)
 
         def gradients_of(inputs: Tensor, logits: Tensor | None) -> list[Tensor]:
             labels = given.fixed if logits is None else torch.softmax(logits, dim=1)
             assert labels is not None
             return quick(inputs, labels)
 
-        def attempt(start: Tensor, label_start: Tensor | None, iterations: int) -> None:
-            nonlocal done
-            runs.append(
-                match_gradients(
-                    gradients_of,
-                    forward.target,
-                    start,
-                    label_start=label_start,
-                    distance=self.distance,
-                    priors=priors,
-                    optimizer=self.optimizer,
-                    lr=self.lr,
-                    iterations=iterations,
-                    tolerance=self.tolerance,
-                    box=box,
-                    progress=lambda step, _: progress.report(done + step, total),
-                    engine=self.engine,
-                )
-            )
-            done += iterations
+        return _Task(
+            gradients_of=gradients_of,
+            target=forward.target,
+            priors=self.priors if pull is None else (*self.priors, pull),
+            box=box,
+            joint=given.fixed is None,
+        )
 
-        for _ in range(self.restarts):
-            start = self.start((batch, *(observation.knowledge.input_shape or ())), rng).to(like)
+    def _attempts(
+        self, task: _Task, classes: int, shape: tuple[int, ...], rng: torch.Generator, *, total: int
+    ) -> list[Matching]:
+        """A run from every start; in a race, short ones and then one that goes on from the best of them."""
+        like, runs, each = task.target[0], list[Matching](), self._heat or self.iterations
+        for number in range(self.restarts):
+            start = self.start(shape, rng).to(like)
             if self.engine.channels_last and start.dim() == 4:
                 start = start.contiguous(memory_format=torch.channels_last)
-            label_start = torch.randn(batch, given.classes, generator=rng).to(like) if joint else None
-            attempt(start, label_start, heat or self.iterations)
-        if heat:
-            winner = min(runs, key=lambda run: run.objective)
-            attempt(winner.inputs, winner.label_logits, self.iterations - done)
+            label_start = torch.randn(shape[0], classes, generator=rng).to(like) if task.joint else None
+            runs.append(self._match(task, start, label_start, iterations=each, progress_of=(number * each, total)))
+        if self._heat:
+            winner, done = min(runs, key=lambda run: run.objective), self.restarts * each
+            goes_on, left = (winner.inputs, winner.label_logits), self.iterations - done
+            runs.append(self._match(task, *goes_on, iterations=left, progress_of=(done, total)))
         return runs
+
+    def _match(
+        self,
+        task: _Task,
+        start: Tensor,
+        label_start: Tensor | None,
+        *,
+        iterations: int,
+        progress_of: tuple[int, int],
+        lr: float | None = None,
+    ) -> Matching:
+        """One run. progress_of: the iterations before it, and those of all runs."""
+        before, total = progress_of
+        return match_gradients(
+            task.gradients_of,
+            task.target,
+            start,
+            label_start=label_start,
+            distance=self.distance,
+            priors=task.priors,
+            optimizer=self.optimizer,
+            lr=self.lr if lr is None else lr,
+            iterations=iterations,
+            tolerance=self.tolerance,
+            box=task.box,
+            progress=lambda step, _: progress.report(before + step, total),
+            engine=self.engine,
+        )
 
     def _labels(self, observation: Observation, seen: Round, batch: int) -> _Labels:
         knowledge, device = observation.knowledge, next(iter(seen.params.values())).device
@@ -249,23 +293,7 @@ class GradientMatching(Attack):
             return _Labels(knowledge.labels.to(device), classes, "known")
         if self.labels is Labels.JOINT:
             return _Labels(None, classes, "optimised jointly")
-        last = network.output_layer()
-        if last is None or last.weight not in seen.update:
-            raise NotApplicable(
-                "inferring labels expects a dense output layer in the update, found none; "
-                'set labels="joint" or grant the labels.'
-            )
-        sign = -1.0 if seen.kind == "delta" else 1.0
-        # Row sums of the weight gradient carry the same signs where the features are not negative.
-        has_bias = last.bias is not None and last.bias in seen.update
-        class_grad = seen.update[last.bias or ""] if has_bias else seen.update[last.weight].sum(1)
-        loss = losses.name_of(knowledge.loss) if knowledge.loss is not None else None
-        recovery = label_counts(sign * class_grad, batch, loss=loss or "unknown")
-        if len(recovery.labels) != batch:
-            raise NotApplicable(
-                f"inferring labels expects softmax cross-entropy, found {loss or 'a loss of its own'}; "
-                'set labels="joint" or grant the labels.'
-            )
+        recovery = inferred_labels(observation, seen, batch, network)
         return _Labels(recovery.labels.to(device), classes, f"inferred ({recovery.status})")
 
 
@@ -286,75 +314,3 @@ def _check_labels(labels: Tensor, batch: int, classes: int) -> None:
 
 def _distinct(labels: Tensor | None) -> bool:
     return labels is not None and not is_soft(labels) and len(set(labels.tolist())) == len(labels)
-
-
-def dlg() -> GradientMatching:
-    """Deep leakage from gradients: squared distance, labels optimised jointly, L-BFGS."""
-    return GradientMatching(
-        distance=squared_error,
-        labels=Labels.JOINT,
-        optimizer=LBFGS(line_search=True),
-        lr=1.0,
-        iterations=300,
-        tolerance=1e-9,
-    )
-
-
-def idlg() -> GradientMatching:
-    """Improved DLG: the label is read off the last layer first."""
-    return replace(dlg(), labels=Labels.INFERRED)
-
-
-def inverting_gradients() -> GradientMatching:
-    """Inverting gradients: cosine distance, total variation, signed Adam in the pixel box, three starts that race."""
-    return GradientMatching(priors=(TotalVariation(1e-3),), iterations=4800, restarts=3, race=0.1)
-
-
-def bn_exact() -> GradientMatching:
-    """Inverting gradients, given the private batch's statistics: the guess keeps its own, drawn towards the exact ones.
-
-    This is what the published BN_exact does: its layers stay in train mode, and only the prior sees the statistics.
-    """
-    return replace(_gradattack(), normalise=Normalise.OWN, pull=Pull.EXACT)
-
-
-def bn_infer() -> GradientMatching:
-    """Inverting gradients, guessing the private statistics: the guess keeps its own, drawn towards the running ones."""
-    return replace(_gradattack(), normalise=Normalise.OWN, pull=Pull.RUNNING)
-
-
-def bn_proxy() -> GradientMatching:
-    """Inverting gradients, with the running statistics in place of the private ones."""
-    return replace(_gradattack(), normalise=Normalise.RUNNING)
-
-
-def _gradattack() -> GradientMatching:
-    """The published weights: 0.05 of total variation and, where something is pulled, 0.001."""
-    return replace(inverting_gradients(), priors=(TotalVariation(0.05),))
-
-
-def mixing_l2() -> GradientMatching:
-    """First attack of the mixing-gradients paper: squared distance."""
-    return _mixing(squared_error)
-
-
-def mixing_angle() -> GradientMatching:
-    """Second attack of the mixing-gradients paper: angle and total variation."""
-    return _mixing(cosine, TotalVariation(1e-4))
-
-
-def mixing_orthogonal() -> GradientMatching:
-    """Third attack of the mixing-gradients paper: angle, total variation and input orthogonality."""
-    return _mixing(cosine, TotalVariation(1e-4), Orthogonality(1e-4))
-
-
-def _mixing(distance: Distance, *priors: Prior) -> GradientMatching:
-    return GradientMatching(
-        distance=distance,
-        priors=priors,
-        labels=Labels.JOINT,
-        optimizer=LBFGS(),
-        start=uniform_start,
-        lr=0.05,
-        iterations=550,
-    )

@@ -28,7 +28,16 @@ from fedprism.attacks.mkor_head import Head, Reference, plant_head
 from fedprism.attacks.mkor_reading import Reading, read_head
 from fedprism.attacks.mkor_stack import Stack, stack_of
 from fedprism.errors import BadInput, MissingKnowledge, NotApplicable
-from fedprism.solvers.windows import Bend, Decoded, Lattice, Smoothest, midpoint, smoothest_means, spread_means
+from fedprism.solvers.windows import (
+    Bend,
+    Decoded,
+    Lattice,
+    Smoothest,
+    midpoint,
+    smoothest_means,
+    spread_means,
+    without_removed,
+)
 from fedprism.types import Observation, Reconstruction, Round, Update
 
 MOST_WINDOW = 4096
@@ -140,7 +149,10 @@ class Mkor(Attack):
         elif layout.averages:
             decoded = spread_means(features[:, 0], lattice, _bends(stack))
         else:
-            decoded = self.decoder(features[:, 0], 1 - features[:, 1], lattice)
+            maxima, minima = features[:, 0], 1 - features[:, 1]
+            if not layout.stretched:  # stretching makes zeros of its own
+                maxima, minima = without_removed(maxima, minima)
+            decoded = self.decoder(maxima, minima, lattice)
         return _to_inputs(decoded.images, self.normalization), decoded
 
 

@@ -15,7 +15,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedprism import results, running, utility
-from fedprism.attacks import Attack, PerClient, Reduction, Then, then
+from fedprism.attacks import fitted
 from fedprism.audit.baselines import guesses
 from fedprism.audit.entries import made_chain
 from fedprism.audit.grid import AttackCell, CaptureCell, Cell, UtilityCell
@@ -119,12 +119,6 @@ def observe(setup: Setup, cell: AttackCell, device: str | None) -> tuple[Observa
     server: Any = attack if threat.tampers and hasattr(attack, "tamper") else None
     observation, truth = simulate(scenario, threat, seed=cell.seed, server=server, device=device)
     return observation, truth, drawn.others
-
-
-def fitted(attack: Attack, observation: Observation) -> Attack:
-    """An attack on one update meets an observation of several one by one."""
-    alone = not (attack.reads_many or isinstance(attack, Reduction | Then))
-    return then(PerClient(), attack) if alone and len(observation.rounds) > 1 else attack
 
 
 def _attacked(setup: Setup, device: str | None, cell: AttackCell) -> Finished:

@@ -16,6 +16,8 @@ TURNED = 0.3
 """Cosine below which a layer or a row is another one."""
 STEADY = 0.9
 """Cosine that the median row keeps where training goes its usual way."""
+MOST_TURNED = 0.7
+"""One long row that was kept can hide in a layer's cosine that all others were replaced."""
 FEWEST_VALUES = 64
 FEWEST_ROWS = 2
 
@@ -54,6 +56,8 @@ def _turned(name: str, new: Tensor, old: Tensor) -> list[Finding]:
     evidence = {"cosine": whole, "median_row": median, "turned_rows": turned, "rows": len(new)}
     if whole < TURNED:
         sentence = f"it has turned away from what it was (cosine {whole:.2f})"
+    elif turned > MOST_TURNED * len(new):
+        sentence = f"{turned} of {len(new)} rows were replaced"
     elif turned >= FEWEST_ROWS and median >= STEADY:
         sentence = f"{turned} of {len(new)} rows were replaced, while the others hardly moved"
     else:

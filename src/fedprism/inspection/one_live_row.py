@@ -1,12 +1,14 @@
 """A last layer through which one class answers alone.
 
 Class fishing zeroes (or damps) the rows of all classes but one and sets their biases above anything that the live row
-can reach. Rows that pruning or weight decay emptied have no such biases.
+can reach. Rows that pruning or weight decay emptied have no such biases, and a class that is merely rare has a low bias
+and a short row, not a long one.
 """
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from fedprism.inspection.base import Finding, Layer, Severity, layers, parts, unit_rows
 from fedprism.types import Update
@@ -14,43 +16,58 @@ from fedprism.types import Update
 DAMPED = 0.2
 """Rows shorter than this, relative to the longest, count as silent."""
 MOST_LIVE = 0.25
-SILENT = 0.02
-"""Where all rows but one are shorter than this, biases need not be looked at: no layer is pruned to one unit."""
 BIAS_GAP = 3.0
 """In nats, if it is the last layer: at this gap a class keeps 5 % of its probability."""
+LONGER = 1.7
+SMALL_GAP = 0.7
+"""One row this much longer than any other whose bias is below the others': each is rare, both together are made."""
+ALONE = 8.0
+"""Where one row is this much longer than any other, biases need not be looked at: no layer is pruned to one unit."""
 FEWEST_ROWS = 4
 
 
 def one_live_row(params: Update) -> list[Finding]:
-    """Dense layers in which most rows are silent, with biases above the live ones', or all but one."""
+    """Dense layers in which most rows are silent, with biases above the live ones', or one row drowns all others."""
     found = []
     for layer in layers(params):
         if not layer.convolution and layer.bias is not None and len(layer.rows) >= FEWEST_ROWS:
-            found += _fishing(layer)
+            found += _fishing(layer, layer.bias)
     return found
 
 
-def _fishing(layer: Layer) -> list[Finding]:
-    assert layer.bias is not None
+def _fishing(layer: Layer, bias: Tensor) -> list[Finding]:
     lengths = torch.cat([unit_rows(part)[1] for part in parts(layer.rows)])
-    live = lengths > DAMPED * lengths.max()
-    if not bool(live.any()) or int(live.sum()) > max(1, MOST_LIVE * len(lengths)):
+    longest, second = lengths.topk(2).values.tolist()
+    if not longest:
         return []
-    silent_biases = layer.bias[~live].sort().values
-    gap = float(silent_biases[len(silent_biases) // 10] - layer.bias[live].max())
-    alone = int((lengths > SILENT * lengths.max()).sum()) == 1
-    if gap < BIAS_GAP and not alone:
+    live, times = lengths > DAMPED * longest, longest / max(second, 1e-30)
+    few = int(live.sum()) <= max(1, MOST_LIVE * len(lengths)) and _gap(bias, live) >= BIAS_GAP
+    first = lengths == longest
+    if not few and times < ALONE and (times < LONGER or _gap(bias, first) < SMALL_GAP):
         return []
-    silent = len(silent_biases)
+    answering = live if few else first
+    gap, silent, target = _gap(bias, answering), int((~answering).sum()), int(lengths.argmax())
     return [
         Finding(
             check="one-live-row",
             severity=Severity.SERIOUS,
             tensor=layer.name,
             sentence=(
-                f"{silent} of {len(lengths)} rows are silent, with biases {gap:.3g} above the live ones': only samples "
-                f"of class {int(lengths.argmax())} would answer"
+                f"{silent} of {len(lengths)} rows are silent or damped ({times:.3g} times shorter than the longest), "
+                f"with biases {gap:.3g} above its: samples of class {target} would answer almost alone"
             ),
-            evidence={"silent_rows": silent, "rows": len(lengths), "bias_gap": gap, "class": int(lengths.argmax())},
+            evidence={
+                "silent_rows": silent,
+                "rows": len(lengths),
+                "times_longer": times,
+                "bias_gap": gap,
+                "class": target,
+            },
         )
     ]
+
+
+def _gap(bias: Tensor, live: Tensor) -> float:
+    """How far the biases of the other rows, but for their lowest tenth, lie above those of the live ones."""
+    others = bias[~live].sort().values
+    return float(others[len(others) // 10] - bias[live].max()) if len(others) else 0.0

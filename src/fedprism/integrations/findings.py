@@ -1,6 +1,7 @@
-"""What a recorded run shows about its protocol: facts round by round, and the findings that follow from them.
+"""What follows from the facts of a recorded run: findings about its protocol, for a report to show.
 
-Both lie in `findings.json` beside the capture, so that a report can show them wherever the capture is taken.
+They lie in `findings.json` beside the capture together with the facts, and are derived from these again when they are
+read.
 """
 
 from __future__ import annotations
@@ -9,86 +10,17 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedprism.errors import BadCapture
 from fedprism.inspection.base import Finding, Severity
-from fedprism.schema import MOST_MANIFEST_BYTES
+from fedprism.integrations.facts import FILE, FORMAT, RoundFacts, read_facts
 from fedprism.solvers.participation import identifiable_users
 from fedprism.tensors import write_bytes
 
-FORMAT = "fedprism-findings/1"
-FILE = "findings.json"
-MOST_METRIC = 200
-"""How long the name or the value of a metric may be."""
-
-Name = Annotated[str, Field(max_length=1000)]
-Number = Annotated[float, Field(allow_inf_nan=False)]
-Value = int | Number | bool | Name | None
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class CentralNoise(_Strict):
-    """Central differential privacy as the server is set up for it: noise of multiplier * norm / clients on the mean."""
-
-    clipped_by: Literal["server", "client"]
-    clipping_norm: Number
-    noise_multiplier: Number
-    clients: int
-    """How many the noise is scaled for."""
-
-
-class Leakage(_Strict):
-    """What cheap checks got out of one round; None where a check does not apply."""
-
-    samples: Number | None = None
-    """Largest share of the samples behind an update that dense inversion reads off it."""
-    labels: Number | None = None
-    """Largest share of the labels behind an update that follow from its signs."""
-    norm: Number | None = None
-    """Largest length of an update."""
-    serious: int = 0
-    """How many serious findings there are on the model that was sent."""
-
-
-class RoundFacts(_Strict):
-    """One round as the server saw it, beside the tensors."""
-
-    index: int
-    protocol: Literal["plain", "secagg+"]
-    sampled: tuple[Name, ...]
-    replied: tuple[Name, ...] = ()
-    model: Name | None = None
-    """The file of the capture that holds the model which was sent."""
-    examples: Mapping[Name, int] = {}
-    metrics: Mapping[Name, Mapping[Name, Value]] = {}
-    norms: Mapping[Name, Number] = {}
-    """Length of each client's update, where the server saw it."""
-    problems: Mapping[Name, Name] = {}
-    """Clients whose answer was not recorded, and why."""
-    masks_repeat: bool = False
-    """Whether the masks of secure aggregation come out of fewer seeds than they seem to."""
-    noise: CentralNoise | None = None
-    leakage: Leakage | None = None
-
-
-class FindingEntry(_Strict):
-    check: Name
-    severity: Literal["note", "serious"]
-    sentence: Name
-    evidence: Mapping[Name, Number] = {}
-
-
-class FindingsFile(_Strict):
-    format: Literal["fedprism-findings/1"]
-    rounds: tuple[RoundFacts, ...]
-    findings: tuple[FindingEntry, ...]
+MOST_CLIENTS = 1000
+MOST_ENTRIES = 2**20
+"""How large a table of rounds and clients may be that is looked at."""
 
 
 def findings(rounds: Sequence[RoundFacts]) -> tuple[Finding, ...]:
@@ -111,24 +43,6 @@ def load_findings(folder: str | os.PathLike[str]) -> tuple[Finding, ...]:
     """The findings that lie beside a capture; none where the capture has no such file."""
     read = read_facts(folder)
     return findings(read) if read is not None else ()
-
-
-def read_facts(folder: str | os.PathLike[str]) -> tuple[RoundFacts, ...] | None:
-    """The rounds of a recorded run as the server saw them; None where they were not written down."""
-    path = Path(folder) / FILE
-    if not path.is_file():
-        return None
-    try:
-        with path.open("rb") as file:
-            text = file.read(MOST_MANIFEST_BYTES + 1)
-        if len(text) > MOST_MANIFEST_BYTES:
-            raise ValueError(f"more than {MOST_MANIFEST_BYTES} bytes")
-        return FindingsFile.model_validate_json(text).rounds
-    except (ValidationError, ValueError, OSError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise BadCapture(
-            f"expected a {FILE} of {FORMAT} beside the capture, found another file ({reason}); remove it."
-        ) from error
 
 
 # --- the rules: each looks at all rounds and says what holds, or nothing ---------------------------------------------
@@ -180,7 +94,7 @@ def metrics_in_clear(rounds: Sequence[RoundFacts]) -> list[Finding]:
     if not told:
         return []
     names = sorted({name for seen in told for own in seen.metrics.values() for name in own})
-    listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    listed = ", ".join(name[:40] for name in names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     return [
         Finding(
             check="metrics-in-clear",
@@ -220,8 +134,11 @@ def sums_come_apart(rounds: Sequence[RoundFacts]) -> list[Finding]:
             groups.setdefault(seen.model, []).append(seen)
     found = []
     for sharing in groups.values():
-        names = sorted({name for seen in sharing for name in seen.replied})
-        matrix = torch.tensor([[name in seen.replied for name in names] for seen in sharing])
+        cohorts = [frozenset(seen.replied) for seen in sharing]
+        names = sorted(frozenset().union(*cohorts))
+        if len(names) > MOST_CLIENTS or len(names) * len(cohorts) > MOST_ENTRIES:
+            continue  # not looked at: it would take long after every round
+        matrix = torch.tensor([[name in cohort for name in names] for cohort in cohorts])
         determined = int(identifiable_users(matrix).users.sum())
         if determined:
             found.append(
@@ -341,13 +258,3 @@ RULES: Mapping[str, Callable[[Sequence[RoundFacts]], list[Finding]]] = {
     "noise-below-configured": noise_below_configured,
     "samples-read-off": leaking_rounds,
 }
-
-
-def plain_metrics(values: Mapping[str, Any]) -> dict[str, Value]:
-    """Metrics as JSON can hold them: numbers and short words; of anything else only that it was there."""
-    kept: dict[str, Value] = {}
-    for name, value in values.items():
-        finite = not isinstance(value, float) or value - value == 0
-        short = isinstance(value, int | float | str) and finite and len(str(value)) <= MOST_METRIC
-        kept[str(name)[:MOST_METRIC]] = value if short else None
-    return kept

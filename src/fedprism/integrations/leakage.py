@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedprism.attacks.dense_inversion import dense_inversion
 from fedprism.errors import BadInput, FedprismError
 from fedprism.inspection import inspect
-from fedprism.integrations.findings import Leakage
+from fedprism.integrations.facts import Leakage
 from fedprism.running import run
 from fedprism.solvers.dense import DenseStatus
 from fedprism.solvers.labels import CROWDED_RATIO, LabelStatus, label_counts

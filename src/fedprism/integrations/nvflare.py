@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedprism.errors import BadInput, FedprismError
 from fedprism.factory import from_factory
-from fedprism.integrations.findings import RoundFacts
+from fedprism.integrations.facts import RoundFacts
 from fedprism.integrations.recording import Recording, check_fits
 from fedprism.types import Update
 
@@ -56,7 +56,7 @@ class CaptureFilter(DXOFilter):
         if fl_ctx.get_prop(FLContextKey.FILTER_DIRECTION) == FilterKey.OUT:
             self._remember(dxo, index, fl_ctx)
             return
-        client = str(shareable.get_peer_prop(ReservedKey.IDENTITY_NAME, "unknown"))
+        client = str(shareable.get_peer_prop(ReservedKey.IDENTITY_NAME, "unknown"))[:1000]
         try:
             with self._lock:
                 self._record(dxo, index, client, fl_ctx)

@@ -12,7 +12,8 @@ from torch import nn
 from fedprism.checks import shown
 from fedprism.errors import BadInput
 from fedprism.integrations.captures import CaptureFull, GrowingCapture
-from fedprism.integrations.findings import RoundFacts, save_findings
+from fedprism.integrations.facts import RoundFacts
+from fedprism.integrations.findings import save_findings
 from fedprism.integrations.leakage import Watch, length
 from fedprism.types import Knowledge, Reduction, Round, Update
 

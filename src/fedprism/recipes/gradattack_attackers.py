@@ -10,18 +10,14 @@ descent from zero, ours in closed form (MixUp) or by phase retrieval from severa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import fedprism as fp
-from fedprism.attacks import Attack, GradientMatching, Labels, bn_exact
-from fedprism.attacks.base import only_round
-from fedprism.attacks.forward import forward_model
-from fedprism.batchnorm import pull_prior
+from fedprism.attacks import Encodings, GradientMatching, Labels, bn_exact
 from fedprism.defenses import Context, Defense, InstaHide, MixUp, Prune
 from fedprism.defenses.mixup import Mixing
 from fedprism.pixels import Normalization
@@ -37,8 +33,7 @@ from fedprism.recipes.gradattack import (
     invert,
     scored,
 )
-from fedprism.solvers import TotalVariation, decode_mixtures
-from fedprism.types import Ambiguity, Observation
+from fedprism.solvers import TotalVariation
 
 QUICK_ITERATIONS = 150
 ENCODED, QUICK_ENCODED, PAPER_ENCODED = 4, 2, 20
@@ -70,67 +65,10 @@ class Case:
         return fp.chain(self.mixing or fp.chain(), self.on_gradients)
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class IgnoreThenFollow(Attack):
-    """Attacks as if there were no defense, goes on from there with the defense inside its own gradients.
-
-    From noise the objective with pruning in it hardly descends: most entries count nothing until they are too large.
-    Near an answer it does. Both answers are measured by that objective, priors included, and the better is returned.
-    """
-
-    inner: GradientMatching
-    rate: float = 0.03
-    """The learning rate from the first answer on: small, or it is lost at once."""
-
-    citation: ClassVar[str] = GradientMatching.citation
-
-    @property
-    def needs(self) -> frozenset[str]:
-        return self.inner.needs
-
-    @property
-    def uses(self) -> frozenset[str]:
-        return self.inner.uses
-
-    def run(self, observation: Observation, rng: torch.Generator) -> fp.Reconstruction:
-        objective = self._objective(observation)
-        ignoring = replace(self.inner, adaptive=False).run(observation, rng)
-        goes_on = replace(
-            self.inner, adaptive=True, start=lambda shape, rng: _inputs(ignoring), restarts=1, race=0.0, lr=self.rate
-        )
-        answers = {"ignoring the defense": ignoring, "following the defense": goes_on.run(observation, rng)}
-        objectives = {way: objective(answer) for way, answer in answers.items()}
-        best = min(objectives, key=lambda way: objectives[way])
-        return replace(
-            answers[best],
-            status=f"{answers[best].status}; {best} explains more",
-            diagnostics={**answers[best].diagnostics, **objectives},
-        )
-
-    def _objective(self, observation: Observation) -> Callable[[fp.Reconstruction], float]:
-        inner, knowledge = self.inner, observation.knowledge
-        forward = forward_model(observation, only_round(self, observation.rounds), normalise=inner.normalise)
-        pull = pull_prior(forward.model, forward.params, forward.buffers, knowledge, inner.pull, inner.pull_weight)
-
-        def objective(answer: fp.Reconstruction) -> float:
-            inputs = _inputs(answer)
-            assert answer.labels is not None
-            explained = forward(inputs, answer.labels, create_graph=False)
-            with torch.no_grad():
-                believed = sum(float(prior(inputs)) for prior in (*inner.priors, pull) if prior is not None)
-                return float(inner.distance(explained, forward.target)) + believed
-
-        return objective
-
-
-def _inputs(answer: fp.Reconstruction) -> Tensor:
-    assert answer.inputs is not None
-    return answer.inputs
-
-
-def method(case: Case, settings: Settings, *, adaptive: bool) -> Attack:
+def method(case: Case, settings: Settings, *, adaptive: bool) -> GradientMatching:
+    """The attack on one update."""
     signs = adaptive and isinstance(case.mixing, InstaHide)
-    chosen = replace(
+    return replace(
         bn_exact(),
         labels=Labels.KNOWN,
         priors=(TotalVariation(case.variation, magnitude=signs),),
@@ -138,7 +76,6 @@ def method(case: Case, settings: Settings, *, adaptive: bool) -> Attack:
         adaptive=adaptive,
         engine=ENGINE,
     )
-    return IgnoreThenFollow(inner=chosen) if adaptive and case.ratio is not None else chosen
 
 
 def epochs(case: Case, settings: Settings, *, adaptive: bool) -> int:
@@ -187,14 +124,20 @@ def leaked(
     adaptive: bool,
 ) -> Outcome:
     """The score of what the attacker makes of the answers of its epochs: taken as they are, or decoded."""
-    answers = seen[0]
+    answers, chosen = seen[0], method(case, settings, adaptive=adaptive)
     if adaptive and case.mixing is not None:
         # Soft labels, which are given, say which encoding is which: the order is known.
         found = [part.inputs for one in seen for part in one.parts if part.inputs is not None]
         mixings = [drawn(case.mixing, len(images), settings.seed, epoch) for epoch in range(len(seen))]
-        answer = decoded(case.mixing, torch.cat(found), mixings, len(images), settings.seed)
+        decoding = Encodings(inner=chosen, masked=isinstance(case.mixing, InstaHide), ridge=RIDGE)
+        answer = decoding.decode(
+            torch.cat(found),
+            torch.cat([one.partners for one in mixings]),
+            torch.cat([one.coefficients for one in mixings]),
+            generator(settings.seed, "decoding"),
+            samples=len(images),
+        )
         answers = Answers(parts=(answer,), seconds=tuple(second for one in seen for second in one.seconds))
-    chosen = method(case, settings, adaptive=adaptive)
     outcome = scored(answers, images, data.normalization, settings, method=chosen)
     inner = [part.status for one in seen for part in one.parts]
     return replace(outcome, statuses=tuple(dict.fromkeys([*inner, *outcome.statuses])))
@@ -210,21 +153,6 @@ def encode(mixing: MixUp, images: fp.Batch, model: nn.Module, seed: int, epoch: 
 def drawn(mixing: MixUp, images: int, seed: int, epoch: int) -> Mixing:
     """What is mixed in an epoch: the first thing that is drawn."""
     return mixing.mixing(images, generator(seed, "encoding", epoch))
-
-
-def decoded(mixing: MixUp, encodings: Tensor, mixings: Sequence[Mixing], images: int, seed: int) -> fp.Reconstruction:
-    """The images behind encodings of several epochs, (epochs * images, *input_shape)."""
-    found = decode_mixtures(
-        encodings,
-        torch.cat([one.partners for one in mixings]),
-        torch.cat([one.coefficients for one in mixings]),
-        masked=isinstance(mixing, InstaHide),
-        samples=images,
-        ridge=RIDGE,
-        rng=generator(seed, "decoding"),
-    )
-    either_way: frozenset[Ambiguity] = frozenset({"sign"}) if found.ambiguity else frozenset()
-    return fp.Reconstruction(inputs=found.inputs, ambiguity=either_way, status=str(found.status))
 
 
 def largest_input(normalization: Normalization) -> float:

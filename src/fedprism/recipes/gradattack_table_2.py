@@ -239,7 +239,10 @@ def effort(data: Data, settings: Settings) -> str:
 
 
 def figure(rows: Sequence[Row]) -> str:
-    """What the better attacker gets of batches of one size against what the defense leaves of accuracy."""
+    """What the better attacker gets of batches of one size against what the defense leaves of accuracy.
+
+    Where the accuracy of fewer than two defenses is known, what each attacker gets against how much is pruned.
+    """
     sizes = sorted({int(row.cell["n"]) for row in rows})
     shown = [row for row in rows if row.cell["n"] == (DRAWN_SIZE if DRAWN_SIZE in sizes else min(sizes, default=0))]
     measure = LPIPS if any(math.isfinite(_leak(row, LPIPS)) for row in shown) else PSNR
@@ -248,7 +251,20 @@ def figure(rows: Sequence[Row]) -> str:
         accuracy, leak = row.entries[ACCURACY], _leak(row, measure)
         if isinstance(accuracy, float) and math.isfinite(leak):
             curves.setdefault(_kind(str(row.cell["defense"])), []).append((accuracy, leak))
+    if sum(map(len, curves.values())) < 2:
+        return _by_pruning(shown)
     return line_chart(curves, x=f"test {ACCURACY}", y=f"{measure} of the better attacker")
+
+
+def _by_pruning(rows: Sequence[Row]) -> str:
+    pruned = {case.label: 1 - (case.ratio or 0.0) for case in CASES if case.mixing is None}
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        for name in (NAIVE, ADAPTIVE, STRANGERS):
+            if row.cell["defense"] in pruned and isinstance(found := row.entries.get(name), Outcome):
+                nines = -math.log10(pruned[str(row.cell["defense"])])
+                curves.setdefault(name, []).append((nines, found.mean(PSNR)))
+    return line_chart(curves, x="nines of the share that is pruned (3: 0.999)", y="PSNR, dB")
 
 
 def _kind(label: str) -> str:

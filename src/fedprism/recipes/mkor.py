@@ -73,13 +73,17 @@ class Victim:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """`noise`: standard deviation of what is added to every entry, relative to that of the tensor it is in."""
+    """`noise`: standard deviation of what is added to every entry, relative to that of the tensor it is in.
+
+    `parameter_noise`: what the server adds to the parameters that it sends, see `WithNoise`.
+    """
 
     victim: Victim
     size: int
     batches: int
     unique: bool = True
     noise: float = 0.0
+    parameter_noise: float = 0.0
     scenario: Mapping[str, Any] = field(default_factory=dict)
 
     def batch(self, number: int, settings: Settings) -> fp.Batch:
@@ -90,13 +94,42 @@ class Cell:
         """What the server sees of batch `number`: of parameters that the attack chose, if it is one that does."""
         clients = self.victim.clients(self.batch(number, settings))
         scenario = fp.Scenario(model=self.victim.model, clients=clients, **self.scenario)
-        server = attack if hasattr(attack, "tamper") else None
+        server: Any = attack if hasattr(attack, "tamper") else None
+        if server is not None and self.parameter_noise:
+            server = WithNoise(server, self.parameter_noise)
         threat = fp.threats.malicious_server if server is not None else fp.threats.honest_but_curious
         if len(clients) > 1:
             threat = replace(threat, sees="aggregate")
         seed = settings.seed + number
         seen, truth = fp.simulate(scenario, threat, seed=seed, server=server, device=settings.device)
         return (noised(seen, self.noise, generator(seed, "noise")) if self.noise else seen), truth
+
+
+@dataclass(frozen=True)
+class WithNoise:
+    """A server that hides its choice of parameters under noise, as the paper's code can.
+
+    Its standard deviation is `noise` over the root of the number of inputs of a unit.
+    """
+
+    server: Any
+    noise: float
+
+    def tamper(
+        self, model: nn.Module, params: Mapping[str, Tensor], rng: torch.Generator
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        sent, trapdoor = self.server.tamper(model, params, rng)
+        spreads = {
+            name.removesuffix("weight"): self.noise / (tensor.numel() / len(tensor)) ** 0.5
+            for name, tensor in sent.items()
+            if tensor.dim() > 1
+        }
+        return {
+            name: tensor
+            + spreads.get(name.removesuffix("weight").removesuffix("bias"), 0.0)
+            * torch.randn(tensor.shape, generator=rng).to(tensor)
+            for name, tensor in sent.items()
+        }, trapdoor
 
 
 def noised(observation: fp.Observation, noise: float, rng: torch.Generator) -> fp.Observation:

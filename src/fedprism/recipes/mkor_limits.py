@@ -1,4 +1,4 @@
-"""What helps and what stops MKOR: convolutions that shift, disguise, dropout, noise on the gradient, Soteria."""
+"""What helps and what stops MKOR: convolutions that shift, disguise, dropout, noise on either side, Soteria."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ SOTERIA = (
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One setting. `change`: fields of the attack; `dropout`: of the dense layers; `noise` as in `mkor.Cell`."""
+    """One setting. `change`: fields of the attack; `dropout`: of the dense layers; noises as in `mkor.Cell`."""
 
     change: Mapping[str, Any] = field(default_factory=dict)
     dropout: float = 0.0
     noise: float = 0.0
+    parameter_noise: float = 0.0
     scenario: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -45,6 +46,7 @@ LINES: dict[str, Line] = {
     "dropout 0.5, one path a class": Line(dropout=0.5, change={"paths": 1}),
     "dropout 0.5, parallel paths": Line(dropout=0.5),
     **{f"gradient noise {noise}": Line(noise=noise) for noise in (0.01, 0.1, 0.5)},
+    **{f"parameter noise {noise}": Line(parameter_noise=noise) for noise in (1e-3, 1e-2, 1e-1)},
     "Soteria, 0.8 removed": Line(scenario={"defense": fp.defenses.Soteria(0.8)}),
 }
 
@@ -59,6 +61,7 @@ def run(settings: Settings, announce: Announce) -> Iterator[Row]:
             size=settings.sizes_or((SIZE,), (QUICK_SIZE,))[0],
             batches=settings.batches_or(1),
             noise=line.noise,
+            parameter_noise=line.parameter_noise,
             scenario=line.scenario,
         )
         attacks: dict[str, Attack] = {
@@ -94,7 +97,7 @@ def _with_dropout(victim: mkor.Victim, dropout: float) -> mkor.Victim:
 
 RECIPE = Recipe(
     name="mkor-limits",
-    summary="MKOR: fewer shifting layers, disguise, dropout, noise on the gradient, Soteria",
+    summary="MKOR: fewer shifting layers, disguise, dropout, noise on gradient and parameters, Soteria",
     citation=f"{mkor.CITATION}, sections 4.4 and 5",
     shown=mkor.SHOWN,
     run=run,

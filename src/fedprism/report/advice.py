@@ -190,7 +190,7 @@ def _reasons(best: Option, choices: Sequence[Option], metric: str) -> tuple[str,
             f"{label(metric)} of {figure_in_words(metric, figure)}"
             + (f"; the best guess reaches {number(metric, figure.null)}." if figure.null is not None else ".")
         )
-    rivals = [o for o in choices if o is not best and o.leak is best.leak and o.accuracy is not None]
+    rivals = [o for o in choices if o is not best and o.leak is best.leak and o.accuracy is not None and not o.failed]
     if rivals and best.accuracy is not None:
         sentences.append("Of the options that leak as little it costs the least accuracy.")
     return tuple(sentences)

@@ -91,7 +91,7 @@ class Configuration(_Part):
     @property
     def attacker(self) -> str:
         """The threat model's name; whoever has a capture knows what it tells."""
-        return self.cell.threat or "holder of the capture"
+        return self.cell.threat or "whoever holds the capture"
 
     @property
     def done(self) -> int:

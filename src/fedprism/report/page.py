@@ -13,7 +13,6 @@ from fedprism import pages
 from fedprism.audit import Audit
 from fedprism.audit.baselines import BASELINES
 from fedprism.audit.grid import configuration_key
-from fedprism.audit.summary import HIGHER_IS_CLOSER
 from fedprism.demo import FAITHFUL_PSNR, RECOGNISABLE_SSIM, TRACES_SSIM
 from fedprism.report import advice, gallery, plot, verdict
 from fedprism.report.configurations import (
@@ -80,12 +79,10 @@ def render(audit: Audit, *, show_images: bool | None = None) -> str:
         shared_setting=shared_setting(rows),
         shown_metrics=metrics[:SHOWN_METRICS],
         exhibits=exhibits,
-        exhibited=len(exhibits) < sum(line.leak.judged for line in lines),
+        samples_left_out=len(exhibits) < sum(line.leak.judged for line in lines),
         redacted=not shown,
         guesses=_guesses(rows, metrics),
-        baselines=BASELINES,
         residuals=any(line.row.residual is not None for line in lines),
-        by_column=next((list(line.row.by_column) for line in lines if line.row.by_column), []),
         skipped=[(str(each.get("what", "")), str(each.get("why", ""))) for each in audit.skipped],
         troubled=[row for row in rows if row.reasons],
         assessment=verdict.assessment(rows, advised, audit.plan, len(audit.skipped), ran.seeds),
@@ -113,7 +110,6 @@ def shared() -> dict[str, Any]:
         "interval": interval,
         "judge": judge,
         "Leak": Leak,
-        "higher": HIGHER_IS_CLOSER,
         "faithful_psnr": FAITHFUL_PSNR,
         "recognisable_ssim": RECOGNISABLE_SSIM,
         "traces_ssim": TRACES_SSIM,

@@ -25,13 +25,12 @@ MOST_NAMED = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What one attacker got: without a defense, and at best over all attacks."""
+    """What one attacker got, at best over all attacks."""
 
     threat: str
     who: str
     assumptions: str
     leak: Leak
-    """Without a defense or, where that was not tested, under any."""
     sentence: str
     knowledge: tuple[tuple[str, tuple[str, ...]], ...]
     """What each attack made use of."""
@@ -42,11 +41,8 @@ def attacks_of(rows: Sequence[Configuration]) -> list[Configuration]:
 
 
 def overall(rows: Sequence[Configuration]) -> Leak:
-    """The worst without a defense; where every configuration has one, the worst of all."""
-    attacks = attacks_of(rows)
-    bare = [row for row in attacks if row.bare]
-    judged = worst(map(judge, bare))
-    return judged if judged is not Leak.UNTESTED else worst(map(judge, attacks))
+    """The worst of all configurations."""
+    return worst(map(judge, attacks_of(rows)))
 
 
 def headline(rows: Sequence[Configuration], metric: str) -> tuple[str, ...]:
@@ -57,22 +53,15 @@ def headline(rows: Sequence[Configuration], metric: str) -> tuple[str, ...]:
         return ("Nothing was tested: no cell of the audit has a result.",)
     if leak is Leak.UNKNOWN:
         return _without_truth(attacks)
-    bare = [row for row in attacks if row.bare and judge(row) is leak]
-    top = max(bare or [row for row in attacks if judge(row) is leak], key=lambda row: closeness(row, metric))
-    where = "Without a defense, private" if bare else "Private"
+    top = _top(attacks, leak, metric)
+    where = "Without a defense, private" if top.bare else "Private"
     sentences = [f"{where} samples {leak}{_example(top, metric)}."]
-    defenses: dict[str, list[Leak]] = {}
-    for row in attacks:
-        if row.cell.defense != NO_DEFENSE:
-            defenses.setdefault(row.defense, []).append(judge(row))
-    if defenses:
-        stopped = [name for name, leaks in defenses.items() if worst(leaks) is Leak.GONE]
-        said = ", ".join(stopped)
+    sentences += [*_about_defenses(attacks), *_about_labels(attacks)]
+    untested = sum(judge(row) is Leak.UNTESTED for row in attacks)
+    if untested:
         sentences.append(
-            f"Of {_count(len(defenses), 'defense')} tested, {len(stopped)} stopped every attack that was tried"
-            f"{f': {said}' if 0 < len(stopped) <= MOST_NAMED else ''}."
+            f"{untested} of {_count(len(attacks), 'configuration')} have no result: see what was not tested."
         )
-    sentences += _about_labels(attacks)
     return tuple(sentences)
 
 
@@ -87,7 +76,7 @@ def findings(rows: Sequence[Configuration], metric: str) -> tuple[Finding, ...]:
 
 def _finding(threat: str, rows: Sequence[Configuration], metric: str) -> Finding:
     leak = overall(rows)
-    top = max((row for row in rows if judge(row) is leak), key=lambda row: closeness(row, metric))
+    top = _top(rows, leak, metric)
     if leak is Leak.UNTESTED:
         sentence = "No cell has a result."
     elif leak is Leak.UNKNOWN:
@@ -109,9 +98,9 @@ def _finding(threat: str, rows: Sequence[Configuration], metric: str) -> Finding
 
 def who(threat: str) -> str:
     """An attacker in plain words; what it is granted beyond its kind, or denied, is said."""
-    name, *changes = threat.split()
+    name, changes = (threat.split() or [""])[0], threat.split()[1:]
     if name not in WHO:
-        return threat
+        return threat[:1].upper() + threat[1:]
     more = [change[1:].replace("_", " ") for change in changes if change.startswith("+")]
     less = [change[1:].replace("_", " ") for change in changes if change.startswith("-")]
     extra = [f"also knowing the {' and the '.join(more)}"] if more else []
@@ -121,7 +110,7 @@ def who(threat: str) -> str:
 
 def assumptions(threat: str) -> str:
     """What the threat model is, in the words of its table."""
-    name = threat.split(maxsplit=1)[0] if threat.split() else ""
+    name = (threat.split() or [""])[0]
     return THREATS[name].summary if name in THREATS else "Has the recorded update and what is stored beside it."
 
 
@@ -142,7 +131,8 @@ def assessment(
     )
     assumed = [f"{name}." for name in threats]
     assumed.append("What each of them knows stands in the table of attackers.")
-    if plan.get("captures") is None and isinstance(plan.get("model"), Mapping) and not plan["model"].get("weights"):
+    model = plan.get("model")
+    if isinstance(model, Mapping) and model.get("name") and not model.get("weights"):
         assumed.append("Weights were drawn at random, as before the first round; trained weights may leak differently.")
     found = [*headline(attacks, next(iter(measured(attacks, plan)), ""))]
     residual = [advice.headline, *advice.reasons[:1], *advice.cautions]
@@ -175,6 +165,28 @@ def system(plan: Mapping[str, Any]) -> str:
         else None
     )
     return f"The model {name or 'of the plan'} trained on {source or 'the data of the plan'}, simulated."
+
+
+def _top(rows: Sequence[Configuration], leak: Leak, metric: str) -> Configuration:
+    """The configuration that shows a leak best: without a defense if there is one, the closest by the metric."""
+    return max((row for row in rows if judge(row) is leak), key=lambda row: (row.bare, closeness(row, metric)))
+
+
+def _about_defenses(rows: Sequence[Configuration]) -> list[str]:
+    """Which stopped everything. One with a failed cell did not: what was not tested cannot pass."""
+    defenses: dict[str, list[Configuration]] = {}
+    for row in rows:
+        if row.cell.defense != NO_DEFENSE:
+            defenses.setdefault(row.defense, []).append(row)
+    if not defenses:
+        return []
+    stopped = [
+        name
+        for name, members in defenses.items()
+        if worst(map(judge, members)) is Leak.GONE and not any(row.failed for row in members)
+    ]
+    named = f": {', '.join(stopped)}" if 0 < len(stopped) <= MOST_NAMED else ""
+    return [f"Of {_count(len(defenses), 'defense')} tested, {len(stopped)} stopped every attack that was tried{named}."]
 
 
 def _example(row: Configuration, metric: str, by: bool = True) -> str:

@@ -13,12 +13,13 @@ from .dense import (
     numerical_rank,
     solve_output_layer,
 )
+from .distances import cosine, squared_error
 from .exact_batch import Behind, ExactBatch, ExactStatus, exact_batch
 from .features import FeatureInversion, InvertedFeatures, feature_cosine, feature_error, invert_features
 from .graphs import Engine, Repeated, Stepping
 from .ica import StudentICA, Unmixing, UnmixStatus, unmix
 from .labels import LabelRecovery, LabelStatus, label_counts, unique_labels
-from .matching import LBFGS, Adam, Matching, MatchingStatus, cosine, match_gradients, squared_error
+from .matching import LBFGS, Adam, Matching, MatchingStatus, match_gradients
 from .mixture import Mixture, reduce_mixture
 from .participation import (
     Identifiability,

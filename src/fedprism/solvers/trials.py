@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from .distances import Distance, Gradients, cosine
 from .graphs import Engine, Repeated
 from .lbfgs import BatchedLBFGS, Descent, Evaluate
-from .matching import LBFGS, Adam, Distance, Gradients, Prior, Progress, cosine
+from .matching import LBFGS, Adam, Prior, Progress
 
 CHECK_EVERY = 100
 """Steps between two looks at whether any trial still moves: a look makes a GPU wait."""

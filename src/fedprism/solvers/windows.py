@@ -27,6 +27,9 @@ from torch import Tensor
 MEANS_SMOOTHNESS = 5e-4
 """Means say far more about each pixel than extremes do, so that smoothness has to decide less."""
 
+DISAGREES = 1e-3
+"""How far a window's minimum is above 0 before a maximum of 0 cannot be its own."""
+
 
 class Lattice(NamedTuple):
     """Windows of `size` x `size` pixels that start at top + pitch * (0, 1, 2, ...), down and across alike.
@@ -74,6 +77,17 @@ def softened_midpoint(maxima: Tensor, minima: Tensor, lattice: Lattice) -> Decod
     sharp = midpoint(maxima, minima, lattice)
     images = F.avg_pool2d(F.pad(sharp.images, (2, 2, 2, 2), mode="replicate"), 5, stride=1)
     return Decoded(images, _misfit(images, maxima, minima, lattice), sharp.status)
+
+
+def without_removed(maxima: Tensor, minima: Tensor) -> tuple[Tensor, Tensor]:
+    """Bounds of windows that were cut out of the answer, (n, colours, rows, columns), give way to those of any image.
+
+    What was removed reads 0 for the maximum, or 1 for the minimum, in every image. So does a black or a white window,
+    but then the other extreme agrees.
+    """
+    dark = (maxima == 0).all(0) & (minima > DISAGREES).any(0)
+    bright = (minima == 1).all(0) & (maxima < 1 - DISAGREES).any(0)
+    return maxima.masked_fill(dark, 1.0), minima.masked_fill(bright, 0.0)
 
 
 def bounds(maxima: Tensor, minima: Tensor, lattice: Lattice) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from flwr.app import Message
 from torch import Tensor, nn
 
 from fedprism.errors import BadInput
-from fedprism.integrations.findings import Value, plain_metrics
+from fedprism.integrations.facts import Value, plain_metrics
 from fedprism.integrations.recording import named
 
 EXAMPLES = ("num-examples", "num_examples")

@@ -15,7 +15,7 @@ from flwr.serverapp.strategy import Strategy
 from torch import nn
 
 from fedprism.errors import BadInput
-from fedprism.integrations.findings import CentralNoise, RoundFacts
+from fedprism.integrations.facts import CentralNoise, RoundFacts
 from fedprism.integrations.flower.messages import examples_of, is_training, metrics_of, round_of, tensors_of
 from fedprism.integrations.flower.secagg import SecureRound, Stage, masks_repeat, stage_of
 from fedprism.integrations.leakage import Watch

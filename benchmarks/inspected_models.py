@@ -1,0 +1,289 @@
+"""What `inspection.py` looks at: honest models of many kinds, and those of servers that set traps and hide them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from itertools import pairwise, product
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fedprism as fp
+from fedprism.randomness import generator
+from fedprism.types import Update
+
+CLASSES = 10
+NOISES = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+BIASES, FISHING_NOISES = (30.0, 10.0, 5.0, 2.0, 1.0), (0.0, 0.1, 0.3, 0.5)
+"""Of class fishing that hides: small biases, and damped rows instead of empty ones."""
+
+
+class Cell(NamedTuple):
+    """One group of models: what was done to them, and a function from a seed to such a model."""
+
+    family: str
+    variant: str
+    make: Callable[[int], Update]
+
+
+# --- networks --------------------------------------------------------------------------------------------------------
+
+
+def chain(seed: int, widths: tuple[int, ...] = (16, 32, 64), *, norm: bool = False, bias: bool = True) -> nn.Module:
+    """A narrow VGG for 3x32x32: convolutions with pools, and three dense layers."""
+    layers: list[nn.Module] = []
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for before, after in zip((3, *widths), widths, strict=False):
+            layers += [nn.Conv2d(before, after, 3, padding=1, bias=bias)]
+            layers += [nn.BatchNorm2d(after)] if norm else []
+            layers += [nn.ReLU(), nn.MaxPool2d(2)]
+        side = 32 // 2 ** len(widths)
+        layers += [nn.Flatten(), nn.Linear(widths[-1] * side * side, 128), nn.ReLU()]
+        layers += [nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, CLASSES)]
+    return nn.Sequential(*layers)
+
+
+def built(name: str, **settings: Any) -> Callable[[int], nn.Module]:
+    return lambda seed: fp.models.build(name, seed=seed, **settings)
+
+
+NETWORKS: dict[str, Callable[[int], nn.Module]] = {
+    "fc2": built("fc2", input_shape=(3, 32, 32), hidden=256, classes=CLASSES),
+    "lenet": built("lenet", input_shape=(3, 32, 32), classes=CLASSES),
+    "lenet relu": built("lenet", input_shape=(3, 32, 32), classes=CLASSES, activation="relu", width=16),
+    "lenet pool": built("lenet", input_shape=(3, 32, 32), classes=CLASSES, downsample="pool", width=16),
+    "lenet5": built("lenet5", input_shape=(3, 32, 32), classes=CLASSES),
+    "chain": chain,
+    "chain with batch norm": lambda seed: chain(seed, norm=True),
+}
+CHAINS = ("lenet pool", "lenet5", "chain")
+
+
+def tensors(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+# --- honest models ---------------------------------------------------------------------------------------------------
+
+
+def initialised(name: str, how: Callable[[Tensor], Any]) -> Callable[[int], Update]:
+    def make(seed: int) -> Update:
+        model = NETWORKS[name](seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            for parameter in model.parameters():
+                if parameter.dim() > 1:
+                    how(parameter)
+        return tensors(model)
+
+    return make
+
+
+def zero_head(seed: int) -> Update:
+    params = tensors(chain(seed))
+    last = [name for name, tensor in params.items() if tensor.dim() == 2][-1]
+    return {name: torch.zeros_like(tensor) if name.startswith(last[:-6]) else tensor for name, tensor in params.items()}
+
+
+def zero_scale(seed: int) -> Update:
+    """The last batch norm of every block starts at zero, as residual networks often do."""
+    params = tensors(fp.models.build("resnet18", classes=CLASSES, seed=seed))
+    return {name: torch.zeros_like(t) if name.endswith("bn2.weight") else t for name, t in params.items()}
+
+
+INITIALISATIONS: dict[str, Callable[[Tensor], Any]] = {
+    "default": lambda p: None,
+    "Kaiming normal": lambda p: nn.init.kaiming_normal_(p, mode="fan_out"),
+    "Kaiming uniform": lambda p: nn.init.kaiming_uniform_(p, nonlinearity="relu"),
+    "Xavier uniform": nn.init.xavier_uniform_,
+    "Xavier normal": nn.init.xavier_normal_,
+    "orthogonal": nn.init.orthogonal_,
+    "normal 0.02": lambda p: nn.init.normal_(p, std=0.02),
+    "truncated normal": lambda p: nn.init.trunc_normal_(p, std=0.05),
+    "uniform 0.5": lambda p: nn.init.uniform_(p, -0.5, 0.5),
+}
+
+TOO_FAST = "SGD, too fast"
+TRAININGS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
+    "Adam": lambda m: torch.optim.Adam(m.parameters(), lr=2e-3),
+    "AdamW": lambda m: torch.optim.AdamW(m.parameters(), lr=2e-3, weight_decay=0.1),
+    "Adam, weight decay": lambda m: torch.optim.Adam(m.parameters(), lr=3e-3, weight_decay=1e-3),
+    "SGD": lambda m: torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4),
+    TOO_FAST: lambda m: torch.optim.SGD(m.parameters(), lr=0.5, momentum=0.9),
+}
+
+
+@functools.cache
+def digits() -> fp.Batch:
+    """The embedded digits, in colour at 32x32 and in random order."""
+    found = fp.data.load("digits", size=32)
+    data = found.batch(torch.randperm(len(found), generator=generator(0, "digits")).tolist())
+    return fp.Batch(data.inputs.expand(-1, 3, -1, -1), data.labels)
+
+
+@functools.cache
+def trained(name: str, how: str, seed: int, steps: int) -> Update:
+    """Trained on the embedded digits, in colour at 32x32. More steps go on from where fewer end."""
+    data = digits()
+    model, rng = NETWORKS[name](seed).train(), torch.Generator().manual_seed(seed)
+    optimizer = TRAININGS[how](model)
+    for _ in range(steps):
+        chosen = torch.randint(len(data), (32,), generator=rng)
+        loss = F.cross_entropy(model(data.inputs[chosen]), data.labels[chosen])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return tensors(model)
+
+
+def pruned(params: Update, share: float, *, globally: bool) -> Update:
+    """The smallest weights set to zero, of each layer or of all layers together."""
+    weights = {name: t for name, t in params.items() if t.dim() > 1}
+    together = torch.cat([t.abs().flatten() for t in weights.values()]).sort().values
+
+    def cut(t: Tensor) -> Tensor:
+        ranked = together if globally else t.abs().flatten().sort().values
+        return torch.where(t.abs() > ranked[int(share * (len(ranked) - 1))], t, 0.0)
+
+    return {name: cut(t) if name in weights else t for name, t in params.items()}
+
+
+def without_units(params: Update, share: float, seed: int) -> Update:
+    """Structured pruning: a share of the outputs of every layer but the last, with their biases."""
+    weights = [name for name, t in params.items() if t.dim() > 1][:-1]
+    out = dict(params)
+    for name in weights:
+        gone = torch.rand(len(params[name]), generator=generator(seed, name)) < share
+        for part in (name, f"{name[:-6]}bias"):
+            if part in params:
+                kept = (~gone).view(-1, *[1] * (params[part].dim() - 1))
+                out[part] = params[part] * kept
+    return out
+
+
+def quantised(params: Update, bits: int, *, by_row: bool) -> Update:
+    """Weights rounded to 2**bits levels; one bit keeps signs."""
+
+    def rounded(t: Tensor) -> Tensor:
+        size = t.abs().flatten(1).amax(1) if by_row else t.abs().amax().expand(len(t))
+        size = size.view(-1, *[1] * (t.dim() - 1)).clamp(min=1e-12)
+        most = 2 ** (bits - 1) - 1
+        return torch.where(t >= 0, size, -size) if bits == 1 else (t / size * most).round() / most * size
+
+    return {name: rounded(t) if t.dim() > 1 else t for name, t in params.items()}
+
+
+def with_dead_units(params: Update, share: float, seed: int) -> Update:
+    """Units that no input reaches: their weights have decayed to almost nothing and their biases are negative."""
+    out = dict(params)
+    for name in [name for name, t in params.items() if t.dim() > 1][:-1]:
+        dead = torch.rand(len(params[name]), generator=generator(seed, name)) < share
+        out[name] = torch.where(dead.view(-1, *[1] * (params[name].dim() - 1)), 1e-6 * params[name], params[name])
+        if f"{name[:-6]}bias" in params:
+            bias = params[f"{name[:-6]}bias"]
+            out[f"{name[:-6]}bias"] = torch.where(dead, -bias.abs() - 0.5, bias)
+    return out
+
+
+def honest(steps: int) -> Iterator[Cell]:
+    for name in NETWORKS:
+        for kind, how in INITIALISATIONS.items():
+            yield Cell("fresh", f"{kind}, {name}", initialised(name, how))
+    yield Cell("fresh", "head of zeros", zero_head)
+    yield Cell("fresh", "without biases", lambda seed: tensors(chain(seed, bias=False)))
+    for name in NETWORKS:
+        for how in TRAININGS:
+            family = "diverged" if how == TOO_FAST else "trained"
+            yield Cell(family, f"{how}, {name}", lambda seed, n=name, h=how: trained(n, h, seed, steps))
+    for name in ("fc2", "lenet relu", "lenet5", "chain"):
+        base = lambda seed, n=name: trained(n, "Adam", seed, steps)  # noqa: E731
+        for share in (0.5, 0.8, 0.9, 0.95):
+            for where in (False, True):
+                label = f"{share:.0%} {'of all' if where else 'of each layer'}, {name}"
+                yield Cell("pruned", label, lambda s, b=base, p=share, g=where: pruned(b(s), p, globally=g))
+        yield Cell("pruned", f"half of the units, {name}", lambda s, b=base: without_units(b(s), 0.5, s))
+        for bits in (8, 4, 2, 1):
+            for rows in (False, True):
+                label = f"{bits} bits {'a row' if rows else 'a layer'}, {name}"
+                yield Cell("quantised", label, lambda s, b=base, n=bits, r=rows: quantised(b(s), n, by_row=r))
+        yield Cell("dead units", name, lambda s, b=base: with_dead_units(b(s), 0.3, s))
+
+
+# --- tampered models -------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Hiding:
+    """A server that adds noise to what its method sends, relative to the spread of each layer's honest weights."""
+
+    attack: Any
+    noise: float | None = 0.0
+    """None sends the honest weights, for comparison; the trapdoor is kept all the same."""
+
+    def tamper(self, model: nn.Module, params: Update, rng: torch.Generator) -> tuple[Update, dict[str, Tensor]]:
+        sent, trapdoor = self.attack.tamper(model, params, rng)
+        if self.noise is None:
+            return params, trapdoor
+        if self.noise:
+            sent = {
+                name: t + self.noise * params[name].std() * torch.randn(t.shape, generator=rng) if t.dim() > 1 else t
+                for name, t in sent.items()
+            }
+        return sent, trapdoor
+
+
+def permuted(params: Update, seed: int) -> Update:
+    """The outputs of every layer but the last in random order; the inputs of the next go along where they fit."""
+    out = dict(params)
+    weights = [name for name, t in params.items() if t.dim() > 1]
+    for name, following in pairwise(weights):
+        order = torch.randperm(len(out[name]), generator=generator(seed, name))
+        for part in (name, f"{name[:-6]}bias"):
+            if part in out:
+                out[part] = out[part][order]
+        columns = out[following].unflatten(1, (len(order), -1))
+        out[following] = columns[:, order].flatten(1, 2)
+    return out
+
+
+def tampered_by(attack: Any, name: str, *, noise: float = 0.0, steps: int = 0) -> Callable[[int], Update]:
+    def make(seed: int) -> Update:
+        model = NETWORKS[name](seed)
+        if steps:
+            model.load_state_dict(trained(name, "Adam", seed, steps))
+        params = dict(model.named_parameters())
+        sent, _ = Hiding(attack, noise).tamper(model, {n: p.detach() for n, p in params.items()}, generator(seed))
+        return sent
+
+    return make
+
+
+ATTACKS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
+    "mkor": (fp.attacks.mkor, CHAINS),
+    "mkor-inconspicuous": (fp.attacks.mkor_inconspicuous, CHAINS),
+    "imprint": (fp.attacks.imprint, ("fc2",)),
+    "class-fishing": (fp.attacks.class_fishing, ("fc2", "lenet", "lenet5", "chain with batch norm")),
+}
+
+
+def tampered(steps: int) -> Iterator[Cell]:
+    for family, (make, networks) in ATTACKS.items():
+        for noise in NOISES:
+            for name in networks:
+                yield Cell(family, f"noise {noise:g}", tampered_by(make(), name, noise=noise))
+        for name in networks:
+            yield Cell(family, "trained before", tampered_by(make(), name, steps=steps))
+            if family != "class-fishing":
+                plain = tampered_by(make(), name)
+                yield Cell(family, "units in random order", lambda seed, p=plain: permuted(p(seed), seed))
+    for bias, noise, name in product(BIASES, FISHING_NOISES, ("lenet5", "fc2")):
+        attack = fp.attacks.ClassFishing(bias=bias, target=4)
+        yield Cell("class-fishing", f"bias {bias:g}, noise {noise:g}", tampered_by(attack, name, noise=noise))
+    dump = fp.attacks.Mkor(reference=fp.attacks.Reference.DUMP_CLASS)
+    for name in CHAINS:
+        yield Cell("mkor", "dump class", tampered_by(dump, name))
