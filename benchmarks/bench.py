@@ -32,7 +32,7 @@ except ImportError:  # it only draws tables on terminals, and a machine lent for
     sys.modules.update(dict.fromkeys(("rich", "rich.box", "rich.table"), MagicMock()))
 
 from workloads import WORKLOADS, load  # noqa: E402
-from workloads.base import Clock, Comparison, Conditions, as_row, matrix_rate  # noqa: E402
+from workloads.base import Clock, Comparison, Conditions, as_row, from_row, matrix_rate  # noqa: E402
 
 from fedprism import devices  # noqa: E402
 
@@ -44,7 +44,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default=None)
     parser.add_argument("--data-dir", type=Path, default=os.environ.get("FEDPRISM_DATA"))
-    parser.add_argument("--only", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
+    parser.add_argument("--only", nargs="+", choices=list(WORKLOADS), help="the other rows of the table stay")
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--processor", action="store_true", help="processor seconds, where others use the machine")
     parser.add_argument("--peer-python", default=sys.executable, help="interpreter with breaching installed")
@@ -62,14 +62,17 @@ def main() -> None:
     wanted = options.peer_path or options.peer_python != sys.executable
     conditions = Conditions(device=device, data_dir=folder, peer=peer if wanted else None)
     output = options.output or HERE / "results" / f"bench-{'gpu' if device.type == 'cuda' else 'cpu'}.json"
-    stored = {_key(row): row["ratio"] for row in json.loads(output.read_text())["rows"]} if output.exists() else {}
+    rows = json.loads(output.read_text())["rows"] if output.exists() else []
+    stored = {_key(row): row["ratio"] for row in rows}
+    kept = {_key(row): from_row(row) for row in rows} if options.only else {}
     found: list[Comparison] = []
-    for name in options.only:
+    for name in options.only or WORKLOADS:
         try:
             for comparison in load(name)(conditions):
                 found.append(comparison)
                 print(line(comparison), flush=True)
-                _save(output, found, device)
+                kept[_key(as_row(comparison))] = comparison
+                _save(output, list(kept.values()), device)
         except ImportError as error:
             print(f"{name} left out: {error}", flush=True)
     for warning in fallen(found, stored):

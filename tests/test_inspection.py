@@ -359,6 +359,15 @@ def test_nothing_is_changed_and_no_random_state_is_touched() -> None:
     assert model.training
 
 
+def test_units_that_weight_decay_emptied_may_point_anywhere() -> None:
+    before = {"weight": normal(64, 32)}
+    length = torch.ones(64, 1)
+    length[:9] = 0.05
+    after = torch.where(length < 1, normal(64, 32, seed=1), before["weight"])
+    assert found({"weight": length * after}, reference=before) == set()
+    assert found({"weight": after}, reference=before) == {"jumps"}
+
+
 @pytest.mark.parametrize("name", CHECKS)
 def test_checks_are_named_and_described(name: str) -> None:
     assert CHECKS[name].__doc__

@@ -110,3 +110,7 @@ def pictures(count: int, side: int, device: torch.device) -> torch.Tensor:
 
 def as_row(comparison: Comparison) -> dict[str, Any]:
     return {**{name: getattr(comparison, name) for name in Comparison.__dataclass_fields__}, "ratio": comparison.ratio}
+
+
+def from_row(row: dict[str, Any]) -> Comparison:
+    return Comparison(**{name: row[name] for name in Comparison.__dataclass_fields__})

@@ -18,6 +18,7 @@ STEADY = 0.9
 """Cosine that the median row keeps where training goes its usual way."""
 MOST_TURNED = 0.7
 """One long row that was kept can hide in a layer's cosine that all others were replaced."""
+WITHERED = 0.3
 FEWEST_VALUES = 64
 FEWEST_ROWS = 2
 
@@ -51,18 +52,24 @@ def _turned(name: str, new: Tensor, old: Tensor) -> list[Finding]:
         return []
     scale = torch.linalg.vector_norm(lengths) * torch.linalg.vector_norm(old_lengths)
     whole = float((cosines * lengths * old_lengths).sum() / scale)
-    cosines = cosines[there]
-    turned, median = int((cosines < TURNED).sum()), float(cosines.median())
+    median = float(cosines[there].median())
+    away = there & (cosines < TURNED)
+    turned, working = int(away.sum()), int((away & _working(lengths) & _working(old_lengths)).sum())
     evidence = {"cosine": whole, "median_row": median, "turned_rows": turned, "rows": len(new)}
     if whole < TURNED:
         sentence = f"it has turned away from what it was (cosine {whole:.2f})"
     elif turned > MOST_TURNED * len(new):
         sentence = f"{turned} of {len(new)} rows were replaced"
-    elif turned >= FEWEST_ROWS and median >= STEADY:
-        sentence = f"{turned} of {len(new)} rows were replaced, while the others hardly moved"
+    elif working >= FEWEST_ROWS and median >= STEADY:
+        sentence = f"{working} of {len(new)} rows were replaced, while the others hardly moved"
     else:
         return []
     return [Finding(check="jumps", severity=Severity.SERIOUS, tensor=name, sentence=sentence, evidence=evidence)]
+
+
+def _working(lengths: Tensor) -> Tensor:
+    """Rows of a usual length: those of dead units, which weight decay has emptied, point anywhere."""
+    return lengths > WITHERED * lengths.median()
 
 
 def _compared(new: Tensor, old: Tensor) -> tuple[Tensor, Tensor, Tensor]:
