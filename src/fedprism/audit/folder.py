@@ -149,8 +149,9 @@ class AuditFolder:
                 raise ValueError("too large")
             found = json.loads(path.read_bytes())
         except (OSError, ValueError, RecursionError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error  # without the path a second time
             raise BadInput(
-                f"expected the file {shown(path.name)} of an audit, found none that can be read ({error}); point at "
+                f"expected the file {shown(path.name)} of an audit, found none that can be read ({reason}); point at "
                 "a folder that fedprism audit wrote."
             ) from error
         if not isinstance(found, dict):
