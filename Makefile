@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint docs bench bench-gpu clean
+.PHONY: demo test lint docs bench bench-gpu growth growth-gpu clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedprism demo
@@ -20,12 +20,21 @@ lint: $(VENV)/.installed
 docs: $(VENV)/.installed
 	$(BIN)/python -m sphinx -W --keep-going -q -d build/doctrees docs build/docs
 
-# One table of every headline workload beside what one would run instead. FEDPRISM_DATA names the folder with real data.
+# One table of every headline workload beside what one would run instead. FEDPRISM_DATA names the folder with real data,
+# PEER a folder with the peer `breaching` and what it needs.
 bench: $(VENV)/.installed
-	$(BIN)/python benchmarks/bench.py --device cpu
+	$(BIN)/python benchmarks/bench.py --device cpu $(if $(PEER),--peer-path $(PEER))
 
 bench-gpu: $(VENV)/.installed
-	$(BIN)/python benchmarks/bench.py --device cuda
+	$(BIN)/python benchmarks/bench.py --device cuda $(if $(PEER),--peer-path $(PEER))
+	$(BIN)/python benchmarks/matching_memory.py --device cuda --tf32
+
+# How the cost of each solver grows with its size, as slopes of log against log.
+growth: $(VENV)/.installed
+	$(BIN)/python benchmarks/growth.py --device cpu --chart docs/growth.svg
+
+growth-gpu: $(VENV)/.installed
+	$(BIN)/python benchmarks/growth.py --device cuda
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

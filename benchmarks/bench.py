@@ -18,7 +18,6 @@ import platform
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from unittest.mock import MagicMock
 
 import torch
 
@@ -26,15 +25,11 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 sys.path.append(str(HERE.parent / "src"))
 
-try:
-    import rich  # noqa: F401
-except ImportError:  # it only draws tables on terminals, and a machine lent for speed may be without it
-    sys.modules.update(dict.fromkeys(("rich", "rich.box", "rich.table"), MagicMock()))
-
 from workloads import WORKLOADS, load  # noqa: E402
 from workloads.base import Clock, Comparison, Conditions, as_row, from_row, matrix_rate  # noqa: E402
 
 from fedprism import devices  # noqa: E402
+from fedprism.errors import FedprismError  # noqa: E402
 
 FALLEN = 2 / 3
 """A ratio below this part of the stored one is warned about: machines are noisy."""
@@ -73,7 +68,7 @@ def main() -> None:
                 print(line(comparison), flush=True)
                 kept[_key(as_row(comparison))] = comparison
                 _save(output, list(kept.values()), device)
-        except ImportError as error:
+        except (ImportError, FedprismError) as error:  # a package, or data that is not in the folder
             print(f"{name} left out: {error}", flush=True)
     for warning in fallen(found, stored):
         print(warning)

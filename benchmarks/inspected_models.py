@@ -62,6 +62,19 @@ NETWORKS: dict[str, Callable[[int], nn.Module]] = {
     "chain with batch norm": lambda seed: chain(seed, norm=True),
 }
 CHAINS = ("lenet pool", "lenet5", "chain")
+MANY: dict[str, Callable[[int], nn.Module]] = {
+    f"{name}, {classes} classes": built(name, input_shape=(3, 32, 32), classes=classes, **settings)
+    for name, settings in (("fc2", {"hidden": 256}), ("lenet5", {}))
+    for classes in (100, 1000)
+}
+"""Networks for many more classes than there are digits."""
+GREY = "fc2, 28 x 28"
+OTHERS = {
+    "wide chain": lambda seed: chain(seed, (16, 32, 128)),
+    "resnet18": built("resnet18", classes=CLASSES),
+    GREY: built("fc2", input_shape=(1, 28, 28), hidden=128, classes=CLASSES),
+}
+EVERY = NETWORKS | MANY | OTHERS
 
 
 def tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -141,6 +154,73 @@ def trained(name: str, how: str, seed: int, steps: int) -> Update:
     return tensors(model)
 
 
+def resnet18(seed: int, *, steps: int = 20) -> Update:
+    """ResNet-18, trained on the embedded photographs, 16 at a time, for as long as a benchmark can wait."""
+    photos, rng = fp.data.load("photos", size=32, crops=16), generator(seed, "resnet18")
+    model = OTHERS["resnet18"](seed).train()
+    optimizer = TRAININGS["SGD"](model)
+    for _ in range(steps):
+        batch = photos.draw(16, rng)
+        loss = F.cross_entropy(model(batch.inputs), batch.labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return tensors(model)
+
+
+LABELS: dict[str, Callable[[Tensor, int, torch.Generator], Tensor]] = {
+    "ten classes of all": lambda labels, classes, rng: labels,
+    "all classes": lambda labels, classes, rng: (
+        labels * (classes // 10) + torch.randint(classes // 10, labels.shape, generator=rng)
+    ),
+    "one class in nine of ten": lambda labels, classes, rng: labels * (torch.rand(labels.shape, generator=rng) > 0.9),
+}
+
+
+def of_many(name: str, how: str, which: str, seed: int, steps: int) -> Update:
+    """Trained on digits that are given some of many classes' labels."""
+    data, model, rng = digits(), MANY[name](seed).train(), generator(seed, which)
+    optimizer = TRAININGS[how](model)
+    for _ in range(steps):
+        chosen = torch.randint(len(data), (32,), generator=rng)
+        outputs = model(data.inputs[chosen])
+        loss = F.cross_entropy(outputs, LABELS[which](data.labels[chosen], outputs.shape[1], rng))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return tensors(model)
+
+
+def fused(seed: int, *, steps: int, dense: bool) -> Update:
+    """Batch norm, trained and then made part of the layer before it: biases that no training sets by itself."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = chain(seed, norm=True)
+        if dense:
+            hidden = [nn.Linear(3072, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Linear(256, 128), nn.BatchNorm1d(128)]
+            model = nn.Sequential(nn.Flatten(), *hidden, nn.ReLU(), nn.Linear(128, CLASSES))
+    data, rng = digits(), generator(seed, "fused")
+    optimizer = TRAININGS["SGD"](model.train())
+    for _ in range(steps):
+        chosen = torch.randint(len(data), (32,), generator=rng)
+        loss = F.cross_entropy(model(data.inputs[chosen]), data.labels[chosen])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    layers = list(model)
+    kept: dict[str, Tensor] = {}
+    for number, (layer, norm) in enumerate(pairwise([*layers, nn.Identity()])):
+        if not isinstance(layer, nn.Linear | nn.Conv2d):
+            continue
+        weight, bias = layer.weight.detach(), layer.bias.detach()
+        if isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d):
+            gain = norm.weight.detach() / (norm.running_var + norm.eps).sqrt()
+            weight = weight * gain.view(-1, *[1] * (weight.dim() - 1))
+            bias = (bias - norm.running_mean) * gain + norm.bias.detach()
+        kept |= {f"{number}.weight": weight, f"{number}.bias": bias}
+    return kept
+
+
 def pruned(params: Update, share: float, *, globally: bool) -> Update:
     """The smallest weights set to zero, of each layer or of all layers together."""
     weights = {name: t for name, t in params.items() if t.dim() > 1}
@@ -196,6 +276,16 @@ def honest(steps: int) -> Iterator[Cell]:
             yield Cell("fresh", f"{kind}, {name}", initialised(name, how))
     yield Cell("fresh", "head of zeros", zero_head)
     yield Cell("fresh", "without biases", lambda seed: tensors(chain(seed, bias=False)))
+    for name, make in (MANY | OTHERS).items():
+        yield Cell("fresh", f"default, {name}", lambda seed, m=make: tensors(m(seed)))
+    yield Cell("fresh", "last norms of zeros, resnet18", zero_scale)
+    yield Cell("trained", "SGD, resnet18", resnet18)
+    for name, how, which in product(MANY, ("Adam", "SGD"), LABELS):
+        make = lambda seed, n=name, h=how, w=which: of_many(n, h, w, seed, steps)  # noqa: E731
+        yield Cell("of many classes", f"{how}, {name}, {which}", make)
+    for dense in (False, True):
+        label = "dense layers" if dense else "convolutions"
+        yield Cell("fused batch norm", label, lambda seed, d=dense: fused(seed, steps=steps, dense=d))
     for name in NETWORKS:
         for how in TRAININGS:
             family = "diverged" if how == TOO_FAST else "trained"
@@ -253,7 +343,7 @@ def permuted(params: Update, seed: int) -> Update:
 
 def tampered_by(attack: Any, name: str, *, noise: float = 0.0, steps: int = 0) -> Callable[[int], Update]:
     def make(seed: int) -> Update:
-        model = NETWORKS[name](seed)
+        model = EVERY[name](seed)
         if steps:
             model.load_state_dict(trained(name, "Adam", seed, steps))
         params = dict(model.named_parameters())
@@ -284,6 +374,14 @@ def tampered(steps: int) -> Iterator[Cell]:
     for bias, noise, name in product(BIASES, FISHING_NOISES, ("lenet5", "fc2")):
         attack = fp.attacks.ClassFishing(bias=bias, target=4)
         yield Cell("class-fishing", f"bias {bias:g}, noise {noise:g}", tampered_by(attack, name, noise=noise))
+    for noise, name in product(FISHING_NOISES, MANY):
+        attack = fp.attacks.ClassFishing(bias=0.01, target=4)
+        yield Cell("class-fishing", f"of many, noise {noise:g}", tampered_by(attack, name, noise=noise))
+    for noise in NOISES:
+        yield Cell("imprint", f"28 x 28, noise {noise:g}", tampered_by(fp.attacks.imprint(), GREY, noise=noise))
+    blurred = fp.attacks.Mkor(blurred=True)
+    for noise in NOISES:
+        yield Cell("mkor", f"spare channels, noise {noise:g}", tampered_by(blurred, "wide chain", noise=noise))
     dump = fp.attacks.Mkor(reference=fp.attacks.Reference.DUMP_CLASS)
     for name in CHAINS:
         yield Cell("mkor", "dump class", tampered_by(dump, name))

@@ -1,11 +1,12 @@
 """How often `inspect` finds tampered models, and how often it accuses honest ones.
 
-    python benchmarks/inspection.py -o benchmarks/results/inspection.json          about six minutes on one core
+    python benchmarks/inspection.py --tampered-seeds 3 --vgg16 -o benchmarks/results/inspection.json
     python benchmarks/inspection.py --quick
 
 Models are looked at as a client without model code sees them: their parameters alone. Honest ones are fresh, trained on
-the embedded digits, pruned, quantised or half dead; those of the data folder, if there is one, are listed apart. So are
-those whose training diverged; they are honest, and count as false alarms in the total.
+the embedded digits, pruned, quantised or half dead, a ResNet-18 on the embedded photographs, networks for far more
+classes than were trained on, and such with fused batch norm; those of the data folder, if there is one, are listed
+apart. So are those whose training diverged; they are honest, and count as false alarms in the total.
 Tampered ones come from MKOR, class fishing and imprint layers, plain and by servers that hide: noise on every weight,
 in standard deviations of the layer's honest weights, and units in random order. `reads` is what such a server then
 recovers of a batch of eight photographs, in dB, where the attack has a closed form; `untampered` is what the same
@@ -32,6 +33,7 @@ import torch
 from inspected_models import (
     ATTACKS,
     CHAINS,
+    EVERY,
     FISHING_NOISES,
     NETWORKS,
     NOISES,
@@ -100,7 +102,7 @@ def reading(attack: Any, name: str, noise: float | None, seeds: int) -> dict[str
     answered, values = 0, list[float]()
     for seed in range(seeds):
         batch = photos.draw(8, generator(seed, "batch"), unique_labels=True)
-        scenario = fp.Scenario(model=NETWORKS[name](seed), clients=[batch])
+        scenario = fp.Scenario(model=EVERY[name](seed), clients=[batch])
         server = Hiding(attack, noise)
         observation, truth = fp.simulate(scenario, fp.threats.malicious_server, seed=seed, server=server)
         scores = fp.score(fp.run(attack, observation, seed=seed), truth, metrics=("psnr",))
@@ -127,6 +129,9 @@ def readings(seeds: int) -> dict[str, Any]:
         attack = fp.attacks.ClassFishing(target=4, bias=bias, matching=fp.attacks.dense_inversion())
         key = f"class-fishing, bias {bias:g}, fc2"
         rows[key] = [reading(attack, "fc2", noise, seeds) for noise in (*FISHING_NOISES, 0.7, 1.0)]
+    for name in ("fc2, 100 classes", "fc2, 1000 classes"):
+        attack = fp.attacks.ClassFishing(target=4, bias=0.01, matching=fp.attacks.dense_inversion())
+        rows[f"class-fishing, {name}"] = [reading(attack, name, noise, seeds) for noise in (*FISHING_NOISES, 0.7, 1.0)]
     return rows
 
 
@@ -191,11 +196,34 @@ def real_models() -> list[dict[str, Any]]:
     return rows
 
 
+def train_vgg16(model: torch.nn.Module, steps: int = 12) -> None:
+    """From the data folder's pretrained convolutions, where there is one, on the embedded photographs at 64 pixels."""
+    path = Path(os.environ.get("FEDPRISM_DATA", "")) / "weights" / "vgg16_features_fp16.safetensors"
+    if path.is_file():
+        pretrained = {name: tensor.float() for name, tensor in TensorFile(path).items()}
+        model.load_state_dict(pretrained, strict=False)
+    photos, rng = fp.data.load("photos", size=64, crops=8), generator(0, "vgg16")
+    optimizer = torch.optim.SGD(model.train().parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
+    for _ in range(steps):
+        batch = photos.draw(16, rng)
+        loss = torch.nn.functional.cross_entropy(model(batch.inputs), batch.labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
 def large(folder: Path) -> list[dict[str, Any]]:
-    """VGG-16 with its 138 million parameters, as files: what is found, and how long that takes."""
+    """VGG-16 with its 134 million parameters, as files: what is found, and how long that takes."""
     rows = []
-    for name, attack in {"honest": None, "mkor": fp.attacks.mkor(), "hidden": fp.attacks.mkor_inconspicuous()}.items():
+    traps: dict[str, Any] = {
+        "mkor": fp.attacks.mkor(),
+        "mkor, spare channels": fp.attacks.Mkor(blurred=True),
+        "mkor-inconspicuous": fp.attacks.mkor_inconspicuous(),
+    }
+    for name, attack in {"honest, fresh": None, "honest, trained": None, **traps}.items():
         model = fp.models.build("vgg16", classes=100, seed=0)
+        if name == "honest, trained":
+            train_vgg16(model)
         params = tensors(model)
         path = folder / "vgg16.safetensors"
         write_tensors(path, params if attack is None else attack.tamper(model, params, generator(0))[0])
@@ -212,7 +240,7 @@ def main() -> None:
     parser.add_argument("--tampered-seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=100, help="of training")
     parser.add_argument("--quick", action="store_true", help="one seed, little training, some of the cells")
-    parser.add_argument("--vgg16", action="store_true", help="also VGG-16 itself: 2 GB of memory")
+    parser.add_argument("--vgg16", action="store_true", help="also VGG-16 itself, fresh and trained: 3 GB of memory")
     parser.add_argument("-o", "--output", type=Path, default=None)
     options = parser.parse_args()
     result = quick() if options.quick else measure(options.seeds, options.tampered_seeds, options.steps)

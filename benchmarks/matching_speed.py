@@ -63,7 +63,7 @@ CASES = {
     "cpu": ["lenet:1", "lenet:8", "resnet18:1"],
     "cuda": ["lenet:1", "lenet:8", "resnet18:1", "resnet18:16", "resnet18:32"],
 }
-ITERATIONS = {("cpu", "lenet"): 200, ("cpu", "resnet18"): 20, ("cuda", "lenet"): 2000, ("cuda", "resnet18"): 400}
+ITERATIONS = {("cpu", "lenet"): 200, ("cpu", "resnet18"): 20, ("cuda", "lenet"): 1000, ("cuda", "resnet18"): 200}
 LR, TV = 0.1, 5e-4
 """Ours is the sum of two means, the peer's the mean over both directions, so its weight is twice as large."""
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)

@@ -53,6 +53,7 @@ WORKS_ON = {
     "property-inference": "any network",
     "mixup-decoding": MIXTURES,
     "instahide-decoding": MIXTURES,
+    "mixup-at-once": MIXTURES,
     "class-fishing": "a last dense layer; one local step",
     "imprint": "a dense layer that the input feeds, a ReLU and another dense layer",
     "mkor": CHAIN,
@@ -168,6 +169,19 @@ def growth(place: str) -> str:
     return _table(("solver", "over", "seconds", "slope", "slope of the last step", ""), rows)
 
 
+def matching_memory() -> str:
+    """What benchmarks/matching_memory.py stored: one row a batch and the memory that it may use."""
+    file = RESULTS / "matching_memory.json"
+    if not file.exists():
+        return "Not run yet."
+    rows = []
+    for row in json.loads(file.read_text())["rows"]:
+        parts = next((told for told in row.get("status", "").split("; ") if "at a time" in told), "the whole batch")
+        peak, seconds = (f"{row[key]:.2g}" if key in row else "–" for key in ("peak GiB", "seconds an iteration"))
+        rows.append((str(row["batch"]), f"{row['allowed GiB']:g}", row.get("failed", parts), peak, seconds))
+    return _table(("batch", "GiB allowed", "worked on", "GiB at most", "seconds an iteration"), rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "attacks": attacks,
     "defenses": defenses,
@@ -176,6 +190,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "bench-gpu": lambda: measured("gpu"),
     "growth-cpu": lambda: growth("cpu"),
     "growth-gpu": lambda: growth("gpu"),
+    "memory-gpu": matching_memory,
 }
 
 

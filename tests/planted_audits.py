@@ -80,6 +80,12 @@ def utility(defense: str, accuracy: float, epsilon: float | None = None) -> dict
     return {**entry, "accuracy": accuracy, "interval": [accuracy - 0.01, accuracy + 0.01], "epsilon": epsilon}
 
 
+def gate(**changes: Any) -> dict[str, Any]:
+    """A closed gate, as results.json states it."""
+    found = {"gate": "psnr=15", "metric": "psnr", "limit": 15.0, "single": False, "passed": False}
+    return {**found, "worst": "dense-inversion, no defense", "value": 41.25, "above": 2, "failed_cells": 0, **changes}
+
+
 def plant(
     folder: Path,
     entries: Sequence[Mapping[str, Any]],
@@ -88,6 +94,7 @@ def plant(
     skipped: Sequence[Mapping[str, str]] = (),
     pictures: torch.Tensor | None = None,
     seeds: Sequence[int] = (0, 1),
+    gates: Sequence[Mapping[str, Any]] = (),
 ) -> Audit:
     """An audit of these configurations; `pictures` (count, channels, height, width) come back turned upside down."""
     for name in ("records", "samples", "clock"):
@@ -112,6 +119,7 @@ def plant(
         "versions": VERSIONS,
         "columns": None,
         "skipped": list(skipped),
+        "gates": list(gates),
         "summary": list(entries),
         "records": records,
     }
@@ -121,19 +129,22 @@ def plant(
 
 def _record(cell: Mapping[str, Any], entry: Mapping[str, Any], pictures: int) -> dict[str, Any]:
     means = {name: each["mean"] for name, each in entry["metrics"].items()}
-    values = {name: [mean - 0.1 * k for k in range(pictures)] for name, mean in means.items()}
+    values = {name: [mean - 0.1 * k for k in range(max(1, pictures))] for name, mean in means.items()}
     record = {
         "kind": "utility" if cell["kind"] == "utility" else "attack",
         "cell": dict(cell),
         "knowledge_used": entry["knowledge_used"],
         "scores": {"values": values, "means": means, "samples": entry["samples"], "answered": entry["answered"]},
-        "residual": entry["residual"],
+        **{"accuracy": None, "time_factor": None, "epsilon": None, "residual": entry["residual"]},
         "status": "done",
         "seed": cell["seed"],
         "versions": VERSIONS,
     }
+    if cell["kind"] == "utility":
+        record["scores"] = {"accuracy": [entry["accuracy"]], "seeds": [0], "interval": None}
+        record["scores"] |= {"delta": None, "release_epsilon": None}
     outcome = next(iter(entry["outcomes"]))
-    return {
+    found = {
         "id": hashlib.sha256(json.dumps(cell, sort_keys=True).encode()).hexdigest()[:16],
         "cell": dict(cell),
         "outcome": outcome,
@@ -141,3 +152,5 @@ def _record(cell: Mapping[str, Any], entry: Mapping[str, Any], pictures: int) ->
         "record": record if outcome == "done" else None,
         "baselines": {},
     }
+    plain = json.loads(results.as_json(found))
+    return {**plain, "digest": hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import fedprism as fp
-from fedprism.attacks import ATTACKS, Attack, ClassFishing, Encodings, GradientMatching, PropertyInference
+from fedprism.attacks import ATTACKS, Attack, ClassFishing, Encodings, GradientMatching, MixedSamples, PropertyInference
 from fedprism.defenses import DEFENSES, Context, Defense
 from fedprism.types import Update, detached
 
@@ -42,7 +42,7 @@ def quick(name: str) -> Attack:
     attack = ATTACKS[name]()
     if isinstance(attack, PropertyInference):
         return dataclasses.replace(attack, shadows=20)
-    if isinstance(attack, ClassFishing):
+    if isinstance(attack, ClassFishing | MixedSamples):
         return dataclasses.replace(attack, matching=dataclasses.replace(attack.matching, iterations=2))  # type: ignore[type-var]
     if isinstance(attack, Encodings):
         return dataclasses.replace(attack, inner=dataclasses.replace(attack.inner, iterations=2))  # type: ignore[type-var]

@@ -98,13 +98,28 @@ def test_a_part_is_what_one_user_alone_would_have_shown(clients: list[fp.Batch])
     assert first.knowledge.batch_size is None  # that of the whole cohort says nothing about one user
 
 
-def test_weighted_means_of_unequal_clients_need_the_participation(digits: fp.data.ImageSet) -> None:
+def test_weighted_means_of_unequal_clients_need_the_samples_behind_each_round(digits: fp.data.ImageSet) -> None:
     unequal = [digits.batch(list(range(4 * user, 4 * user + 1 + user % 3))) for user in range(USERS)]
     weighted = scenario(unequal, aggregation="weighted_mean")
-    observation, truth = fp.simulate(weighted, KNOWS_WHO.granting("examples"), seed=1)
+    for threat in (KNOWS_WHO.granting("examples"), THREAT):
+        observation, truth = fp.simulate(weighted, threat, seed=1)
+        found = fp.run(Disaggregation(), observation)
+        assert len(found.owners or ()) == USERS
+        assert max(errors(found, truth).values()) < 1e-5
+    assert isinstance(observation.knowledge.batch_size, tuple)
+    short = dataclasses.replace(observation.knowledge, batch_size=observation.knowledge.batch_size[:-1])
+    with pytest.raises(fp.errors.BadInput, match="one for each of 60 rounds, found 59"):
+        fp.run(Disaggregation(), dataclasses.replace(observation, knowledge=short))
+    with pytest.raises(fp.NotApplicable, match="grant batch_size or the participation"):
+        fp.run(Disaggregation(), fp.simulate(weighted, THREAT.withholding("batch_size"), seed=1)[0])
+
+
+def test_equal_clients_are_weighed_by_their_cohorts(clients: list[fp.Batch]) -> None:
+    weighted = scenario(clients, aggregation="weighted_mean")
+    observation, truth = fp.simulate(weighted, THREAT.withholding("batch_size"), seed=1)
     assert max(errors(fp.run(Disaggregation(), observation), truth).values()) < 1e-5
-    with pytest.raises(fp.NotApplicable, match="grant the participation"):
-        fp.run(Disaggregation(), fp.simulate(weighted, THREAT, seed=1)[0])
+    with pytest.raises(fp.MissingKnowledge, match="'cohort_sizes'"):
+        fp.run(Disaggregation(), fp.simulate(weighted, THREAT.withholding("batch_size", "cohort_sizes"), seed=1)[0])
 
 
 @pytest.mark.parametrize(
@@ -172,6 +187,39 @@ def test_without_any_redundancy_nobody_is_found_and_nothing_breaks(clients: list
     assert found.owners == ()
     assert "0 of 12 users' updates" in found.status
     assert "and 2 more" in found.status
+
+
+def test_updates_that_hold_parts_of_uncounted_users_say_so_and_have_error_bars(clients: list[fp.Batch]) -> None:
+    observation, truth = fp.simulate(scenario(clients), THREAT.withholding("cohort_sizes", "examples"), seed=1)
+    assert observation.knowledge.counts is not None
+    fewer = dataclasses.replace(observation.knowledge, counts=observation.knowledge.counts[:-2])
+    found = fp.run(Disaggregation(), dataclasses.replace(observation, knowledge=fewer))
+    assert "2 more users whose rounds are not known" in found.status
+    assert found.updates is not None
+    assert truth.updates is not None
+    for user, (name, update) in enumerate(zip(found.owners or (), found.updates, strict=True)):
+        true = truth.updates[user]
+        assert true is not None
+        away = float((flat(update) - flat(true)).square().mean().sqrt())
+        assert away < 6 * found.diagnostics["errors"][name]
+
+
+def test_as_many_rounds_as_users_leave_no_error_bars(clients: list[fp.Batch]) -> None:
+    matrix = torch.eye(USERS, dtype=torch.bool) | planted(rounds=USERS).tril(-1)
+    few = scenario(clients, rounds=USERS, participation=matrix, window=4)
+    observation, truth = fp.simulate(few, KNOWS_WHO, seed=1)
+    found = fp.run(Disaggregation(), observation)
+    assert max(errors(found, truth).values()) < 1e-3
+    assert found.diagnostics["errors"] == {}
+    assert "errors cannot be told" in found.status
+
+
+def test_participation_of_other_numbers_is_refused(clients: list[fp.Batch]) -> None:
+    observation, _ = fp.simulate(scenario(clients), KNOWS_WHO, seed=1)
+    for wrong in (torch.full((ROUNDS, USERS), 0.5), torch.full((ROUNDS, USERS), 257)):
+        knowledge = dataclasses.replace(observation.knowledge, participation=wrong)
+        with pytest.raises(fp.errors.BadInput, match="0, 1, and NaN or -1"):
+            fp.run(Disaggregation(), dataclasses.replace(observation, knowledge=knowledge))
 
 
 def test_users_are_named_as_the_rounds_name_them(clients: list[fp.Batch]) -> None:

@@ -8,6 +8,9 @@ import pytest
 import torch
 
 import fedprism as fp
+from fedprism.audit import Finished, parse_plan, prepare
+from fedprism.audit.cell import run_cell
+from fedprism.audit.grid import lay_out
 from fedprism.defenses import Context, EqualLabels
 from fedprism.errors import BadInput
 
@@ -109,3 +112,29 @@ def test_a_class_of_too_few_samples_is_refused_before_its_turn() -> None:
 def test_soft_labels_are_refused() -> None:
     with pytest.raises(BadInput, match="expects whole labels"):
         drawn(EqualLabels(), fp.Batch(torch.zeros(2, 1), torch.full((2, 3), 1 / 3)))
+
+
+def audited(defense: str, size: int = 6, clients: int = 1) -> Finished:
+    """The one cell of an audit of a dense layer on digits under a defense."""
+    setup = prepare(
+        parse_plan(
+            f'[model]\nname = "dense"\n[data]\nname = "digits"\n[grid]\nclients = [{clients}]\nbatch_sizes = [{size}]\n'
+            f'defenses = [{defense}]\nattacks = ["dense-inversion"]\nthreats = ["honest_but_curious"]\nseeds = [0]\n'
+        )
+    )
+    return run_cell(setup, None, lay_out(setup).cells[0])
+
+
+@pytest.mark.parametrize("words", ['"equal-labels"', '[{ name = "equal-labels", size = 6 }, "mse-loss"]'])
+def test_a_plan_has_batches_of_one_class(words: str) -> None:
+    found = audited(words, clients=3)
+    assert found.outcome == "done", found.reason
+    assert found.record is not None
+    assert found.record.scores is not None
+    assert found.record.scores["samples"] == 18
+
+
+def test_a_plan_that_the_data_is_not_enough_for_is_refused() -> None:
+    found = audited('"equal-labels"', size=150, clients=11)
+    assert found.outcome == "failed"
+    assert "equal-labels expects 150 samples of one class for each of 11 clients" in found.reason

@@ -18,7 +18,13 @@ from fedprism import losses
 from fedprism.defenses import Context, Defense
 from fedprism.solvers import Behind, ExactBatch, ExactStatus, exact_batch
 from fedprism.solvers.columns import _dual, _primal, signal_columns, silent_columns
-from fedprism.solvers.signals import candidate_labels, correction_directions, is_rectified, sample_signals
+from fedprism.solvers.signals import (
+    candidate_labels,
+    correction_directions,
+    fitting_labels,
+    is_rectified,
+    sample_signals,
+)
 
 CLASSES, SHAPE = 10, (3, 12, 12)
 FEATURES = 3 * 12 * 12
@@ -420,6 +426,13 @@ class TestSignals:
         labels = torch.randperm(10, generator=seeded(1))
         columns = sample_signals(network, loss, activations, labels)
         assert torch.equal(candidate_labels(network, loss, activations, 3 * columns), labels)
+
+    def test_labels_are_told_by_what_no_column_has_a_share_in(self, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+        network, activations = hidden_layer(20, 0), normal(10, 20)
+        labels = torch.randperm(10, generator=seeded(1))
+        columns = sample_signals(network, loss, activations, labels)
+        outside = torch.linalg.qr(columns.T, mode="complete").Q[:, 10:]
+        assert torch.equal(fitting_labels(network, loss, activations, outside), labels)
 
     def test_corrections_follow_a_change_of_the_outputs(self, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
         network, activations, labels = hidden_layer(20, 0), normal(4, 20), torch.tensor([1, 3, 5, 7])

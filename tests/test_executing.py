@@ -178,6 +178,17 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         list(RayCluster().run(square, [1]))
 
 
+def test_a_cluster_that_is_not_there_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = pytest.importorskip("ray")
+
+    def nobody(*_: Any, **__: Any) -> None:
+        raise ConnectionError("could not\nconnect")
+
+    monkeypatch.setattr(ray, "init", nobody)
+    with pytest.raises(BadInput, match=r"cluster at 10\.0\.0\.1:6379, found none \(ConnectionError: could not conn"):
+        list(RayCluster(address="10.0.0.1:6379").run(square, [1]))
+
+
 # Ray leaves files and pipes of its own open when it is shut down.
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

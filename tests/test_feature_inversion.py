@@ -14,7 +14,9 @@ from fedprism.solvers.features import (
     FeatureStatus,
     feature_cosine,
     feature_error,
+    first_guess,
     invert_features,
+    published_inversion,
 )
 
 QUICK = FeatureInversion(iterations=400)
@@ -62,7 +64,7 @@ def test_the_features_of_photographs_are_reached(distance: object, network: nn.M
 
 def test_exact_features_give_better_images_than_their_direction(network: nn.Module, images: Tensor) -> None:
     inputs, box = 4 * images - 2, (torch.tensor(-2.0), torch.tensor(2.0))
-    target, start = features(network, inputs), noise(images)
+    target, start = features(network, inputs), first_guess(noise(images), QUICK)
     exact, direction = (
         invert_features(network, target, start, box=box, settings=QUICK, distance=distance).inputs
         for distance in (feature_error, feature_cosine)
@@ -100,7 +102,44 @@ def test_the_objective_is_the_distance_plus_the_images_own_variation(network: nn
         across = (image[:, :, 1:] - image[:, :, :-1]).abs().mean()
         down = (image[:, 1:] - image[:, :-1]).abs().mean()
         cosine = torch.dot(features(network, image[None])[0], z) / features(network, image[None]).norm() / z.norm()
-        assert float(objective) == pytest.approx(float(1 - cosine + 0.1 * (across + down)), abs=1e-9)
+        smoothness = FeatureInversion().total_variation
+        assert float(objective) == pytest.approx(float(1 - cosine + smoothness * (across + down)), abs=1e-9)
+
+
+@pytest.mark.parametrize("side", [32, 33])
+def test_a_first_guess_has_the_spectrum_of_photographs(side: int) -> None:
+    white = noise(torch.zeros(64, 3, side, side))
+    guess = first_guess(white, FeatureInversion(falloff=1.0))
+    power = torch.fft.rfft2(guess, norm="ortho").abs().square().mean((0, 1))
+    # Four times the frequency, a sixteenth of the power; and along both sides alike.
+    assert float(power[0, 2] / power[0, 8]) == pytest.approx(16, rel=0.5)
+    assert float(power[2, 0] / power[8, 0]) == pytest.approx(16, rel=0.5)
+    assert 0.03 < float(guess.std()) < 0.2
+    assert first_guess(white, published_inversion()) is white
+    rows = noise(torch.zeros(4, 6))
+    assert first_guess(rows, FeatureInversion()) is rows  # no image
+
+
+def test_a_search_by_frequencies_leaves_less_noise_than_one_by_pixels(network: nn.Module, images: Tensor) -> None:
+    target, answers = features(network, images), []
+    for settings in (FeatureInversion(), published_inversion()):
+        few = dataclasses.replace(settings, iterations=60, total_variation=0.0)
+        start = first_guess(noise(images), few)
+        answers.append(invert_features(network, target, start, box=unit_box(), settings=few, distance=feature_error))
+    by_frequencies, by_pixels = (float(found.inputs.diff(dim=-1).abs().mean()) for found in answers)
+    assert by_frequencies < 0.8 * by_pixels
+    assert min(float(found.cosines.min()) for found in answers) > 0.9
+
+
+def test_bfloat16_costs_little(network: nn.Module, images: Tensor) -> None:
+    target, settings = features(network, images), dataclasses.replace(QUICK, iterations=100)
+    start = first_guess(noise(images), settings)
+    plain, short = (
+        invert_features(network, target, start, box=unit_box(), settings=dataclasses.replace(settings, bfloat16=chosen))
+        for chosen in (False, True)
+    )
+    assert short.inputs.dtype == short.objective.dtype == torch.float32
+    assert short.cosines.min() > plain.cosines.min() - 0.01
 
 
 def test_every_iterate_lies_in_the_box(network: nn.Module, images: Tensor) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import importlib
 import logging
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,13 @@ import fedprism as fp
 pytest.importorskip("flwr", reason='needs flwr: pip install "fedprism[flower]"')
 
 from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.client.mod import fixedclipping_mod as fixedclipping_mod_of_fit
 from flwr.client.mod import secaggplus_mod
 from flwr.clientapp.mod import fixedclipping_mod
-from flwr.common import parameters_to_ndarrays
+from flwr.common import ndarrays_to_parameters, parameters_to_ndarrays
+from flwr.server import LegacyContext, ServerConfig
+from flwr.server import strategy as older_strategies
+from flwr.server.workflow import DefaultWorkflow
 from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideFixedClipping,
     DifferentialPrivacyServerSideAdaptiveClipping,
@@ -320,6 +326,84 @@ def test_clipping_on_the_client_leaves_no_raw_update(tmp_path: Path) -> None:
     found = {finding.check for finding in load_findings(tmp_path / "run")}
     assert "raw-updates-seen" not in found
     assert "noise-below-configured" in found  # the two clients weigh 1 and 2
+
+
+def test_clients_that_do_not_clip_are_found_out(tmp_path: Path) -> None:
+    private = DifferentialPrivacyClientSideFixedClipping(
+        averaging(2), noise_multiplier=1.0, clipping_norm=0.01, num_sampled_clients=2
+    )
+    start(flower.RecordingStrategy(private, tmp_path / "run", model=small_model()), LocalGrid(message_app(), 2))
+    found = {finding.check: finding for finding in load_findings(tmp_path / "run")}
+    assert found["clipping-left-out"].evidence["longer"] == 2
+    longest = max(length(expected_update(number)) for number in range(2))
+    assert found["clipping-left-out"].evidence["times"] == pytest.approx(longest / 0.01, rel=1e-4)
+
+
+def older(wrapper: Any, tmp_path: Path, mods: tuple[Any, ...] = (), rounds: int = 1, **settings: Any) -> dict[str, Any]:
+    """A run of a wrapper of the older API around FedAvg on two clients with fit(), and what is found in it."""
+    arrays = [tensor.numpy() for tensor in small_model().state_dict().values()]
+    inner = older_strategies.FedAvg(
+        initial_parameters=ndarrays_to_parameters(arrays), fraction_evaluate=0.0, min_fit_clients=2
+    )
+    private = wrapper(inner, noise_multiplier=0.5, num_sampled_clients=10, **settings)
+    grid = flower.RecordingGrid(LocalGrid(fit_app(mods), 2), tmp_path / "run", model=small_model(), strategy=private)
+    legacy = LegacyContext(context=server_context(), config=ServerConfig(num_rounds=rounds), strategy=private)
+    DefaultWorkflow()(grid, legacy)
+    return {finding.check: finding for finding in load_findings(tmp_path / "run")}
+
+
+def test_the_older_wrappers_are_judged_like_the_newer_ones(tmp_path: Path) -> None:
+    found = older(older_strategies.DifferentialPrivacyServerSideFixedClipping, tmp_path, clipping_norm=0.01)
+    assert found["raw-updates-seen"].evidence["longer"] == 2
+    # Weights 1 and 2: the largest share of the mean is two thirds.
+    effective = found["noise-below-configured"].evidence["effective_multiplier"]
+    assert effective == pytest.approx(0.5 / (10 * 2 / 3))
+    for seen in fp.io.load(tmp_path / "run").rounds:
+        assert_close(seen.update, expected_update(client_number(seen.participants[0])))
+
+
+def test_the_older_adaptive_wrapper_is_read_round_by_round(tmp_path: Path) -> None:
+    wrapper = older_strategies.DifferentialPrivacyServerSideAdaptiveClipping
+    found = older(wrapper, tmp_path, rounds=2, initial_clipping_norm=0.01)
+    first, second = (facts.noise for facts in read_facts(tmp_path / "run"))
+    assert first.clipping_norm == pytest.approx(0.01)
+    assert second.clipping_norm != first.clipping_norm
+    assert "raw-updates-seen" in found
+
+
+@pytest.mark.parametrize("mods", [(fixedclipping_mod_of_fit,), ()], ids=["with its mod", "without"])
+def test_the_older_wrapper_on_the_client_depends_on_its_mod(mods: tuple[Any, ...], tmp_path: Path) -> None:
+    found = older(older_strategies.DifferentialPrivacyClientSideFixedClipping, tmp_path, mods, clipping_norm=0.01)
+    assert ("clipping-left-out" in found) == (not mods)
+    assert "raw-updates-seen" not in found
+    assert "noise-below-configured" in found
+
+
+# --- the example app -------------------------------------------------------------------------------------------------
+
+APP = Path(__file__).parent.parent / "examples" / "flower_app"
+
+
+@pytest.mark.parametrize("defended", [False, True])
+def test_the_example_app_records_what_its_server_sees(
+    defended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same components that `flwr run` starts, on a grid in this process."""
+    about = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    monkeypatch.syspath_prepend(APP)
+    server, client = (
+        getattr(importlib.import_module(place), name)
+        for place, _, name in (about["components"][part].partition(":") for part in ("serverapp", "clientapp"))
+    )
+    settings = {**about["config"], "captures": str(tmp_path / "captures"), "defended": defended}
+    grid, context = LocalGrid(client, 2), server_context()
+    for own in (context, *grid.contexts.values()):
+        own.run_config.update(settings)
+    server(grid, context)
+    (capture,) = (tmp_path / "captures").iterdir()
+    assert f"fedprism attack {capture} --with dense-inversion" in capsys.readouterr().out
+    assert len(fp.io.load(capture).rounds) == 2 * settings["rounds"]
+    assert ("samples-read-off" in {finding.check for finding in load_findings(capture)}) is not defended
 
 
 # --- client mods -----------------------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import fedprism as fp
 from fedprism import progress
-from fedprism.attacks import LBFGS, Labels, TotalVariation, cosine
-from fedprism.solvers import MatchingStatus, match_gradients, orthogonality, squared_error, total_variation
+from fedprism.attacks import LBFGS, Adam, Labels, TotalVariation, cosine
+from fedprism.solvers import MatchingStatus, Search, match_gradients, orthogonality, squared_error, total_variation
 
 
 def attacked(attack: fp.attacks.Attack, scenario: fp.Scenario, *grants: str, seed: int = 0) -> fp.Scores:
@@ -175,34 +175,37 @@ class TestSolver:
     def gradients_of(inputs: Tensor, logits: Tensor | None) -> list[Tensor]:
         return [2 * inputs]
 
-    @pytest.mark.parametrize("optimizer", [None, LBFGS(), LBFGS(line_search=True)])
-    def test_finds_the_minimum(self, optimizer: LBFGS | None) -> None:
+    @pytest.mark.parametrize("optimizer", [Adam(), LBFGS(), LBFGS(line_search=True)])
+    def test_finds_the_minimum(self, optimizer: Adam | LBFGS) -> None:
         found = match_gradients(
             self.gradients_of,
             self.target,
             torch.zeros(1, 2),
-            distance=squared_error,
-            optimizer=optimizer,
-            iterations=400,
+            Search(distance=squared_error, optimizer=optimizer, iterations=400),
         )
         torch.testing.assert_close(found.inputs, torch.tensor([[1.0, -2.0]]), atol=0.02, rtol=0)
 
     def test_stays_in_the_box(self) -> None:
         box = (torch.tensor(0.0), torch.tensor(1.0))
         found = match_gradients(
-            self.gradients_of, self.target, torch.full((1, 2), 0.5), distance=squared_error, box=box, iterations=200
+            self.gradients_of,
+            self.target,
+            torch.full((1, 2), 0.5),
+            Search(distance=squared_error, box=box, iterations=200),
         )
         torch.testing.assert_close(found.inputs, torch.tensor([[1.0, 0.0]]), atol=0.02, rtol=0)
 
     def test_returns_the_best_iterate_not_the_last(self) -> None:
         start = torch.tensor([[1.0, -2.0]])
-        found = match_gradients(self.gradients_of, self.target, start, distance=squared_error, lr=5.0, iterations=7)
+        found = match_gradients(
+            self.gradients_of, self.target, start, Search(distance=squared_error, lr=5.0, iterations=7)
+        )
         assert torch.equal(found.inputs, start)
         assert found.objective == 0
 
     def test_divergence_is_a_status(self) -> None:
         found = match_gradients(
-            lambda x, _: [x * torch.inf], self.target, torch.ones(1, 2), distance=squared_error, iterations=3
+            lambda x, _: [x * torch.inf], self.target, torch.ones(1, 2), Search(distance=squared_error, iterations=3)
         )
         assert found.status is MatchingStatus.DIVERGED
         assert torch.equal(found.inputs, torch.ones(1, 2))
@@ -212,10 +215,7 @@ class TestSolver:
             self.gradients_of,
             self.target,
             torch.zeros(1, 2),
-            distance=squared_error,
-            optimizer=LBFGS(line_search=True),
-            tolerance=1e-3,
-            iterations=500,
+            Search(distance=squared_error, optimizer=LBFGS(line_search=True), tolerance=1e-3, iterations=500),
         )
         assert found.status is MatchingStatus.CONVERGED
         assert len(found.history) < 500

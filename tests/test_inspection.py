@@ -99,6 +99,28 @@ def test_class_fishing_is_found_while_it_works(bias: float, noise: float) -> Non
         assert "jumps" in found(sent, reference=honest)
 
 
+@pytest.mark.parametrize("classes", [100, 1000])
+@pytest.mark.parametrize("noise", [0.1, 0.3])
+def test_class_fishing_among_many_classes_needs_no_bias_and_is_found(classes: int, noise: float) -> None:
+    model = fp.models.build("fc2", input_shape=(3, 8, 8), hidden=128, classes=classes, seed=0)
+    honest = params_of(model)
+    sent = dict(tampered(fp.attacks.ClassFishing(bias=0.01, target=4), model))
+    last = [name for name, tensor in sent.items() if tensor.dim() == 2][-1]
+    sent[last] = sent[last] + noise * honest[last].std() * normal(*honest[last].shape)
+    assert found(honest) == set()
+    assert found(sent) == {"one-live-row"}
+    biases = {name: tensor for name, tensor in honest.items() if tensor.dim() == 1}  # as if the server left them alone
+    assert found({**sent, **biases}) == {"one-live-row"}
+
+
+@pytest.mark.parametrize("noise", [0.3, 1.0, 3.0])
+def test_an_imprint_layer_is_found_under_noise_as_large_as_its_weights(noise: float) -> None:
+    model = fp.models.build("fc2", input_shape=(3, 32, 32), hidden=128, classes=10, seed=0)
+    honest, sent = params_of(model), tampered(fp.attacks.imprint(), model)
+    hidden = {n: t + noise * honest[n].std() * normal(*t.shape) * (t.dim() > 1) for n, t in sent.items()}
+    assert found(hidden) == {"aligned-rows"}
+
+
 # --- honest models ---------------------------------------------------------------------------------------------------
 
 
@@ -192,6 +214,34 @@ def test_long_rows_are_folded_without_losing_pairs() -> None:
     rows[:6] = -rows[20:26]
     (finding,) = inspect({"fc.weight": rows}).serious
     assert finding.evidence["opposite_pairs"] == 6
+
+
+@pytest.mark.parametrize(
+    ("shared", "biases", "seen"), [(1.0, 5.0, True), (0.0, 5.0, False), (1.0, 0.1, False)], ids=["both", "one", "other"]
+)
+def test_thresholds_and_one_direction_are_evidence_together(shared: float, biases: float, seen: bool) -> None:
+    rows = normal(64, 300) + shared * normal(1, 300, seed=1)
+    params = {
+        "a.weight": rows,
+        "a.bias": biases * rows.norm(dim=1).median() * normal(64, seed=2),
+        "b.weight": normal(10, 64),
+    }
+    assert bool(found(params) & {"aligned-rows"}) == seen
+
+
+def test_classes_without_samples_are_pushed_the_same_way() -> None:
+    """Rows of a last layer nearly in one direction are honest; rows of a layer before it are not."""
+    rows = normal(1, 200, seed=1) + 0.3 * normal(64, 200)
+    assert found({"last.weight": rows}) == set()
+    assert found({"first.weight": rows, "last.weight": normal(10, 64)}) == {"aligned-rows"}
+
+
+def test_a_class_that_is_everywhere_has_the_longest_row_and_the_highest_bias() -> None:
+    rows, bias = normal(200, 100), 0.1 * normal(200, seed=1)
+    rows[7] *= 3
+    for value, checks in ((1.0, set()), (0.0, {"one-live-row"})):
+        bias[7] = value
+        assert found({"fc.weight": rows, "fc.bias": bias}) == checks
 
 
 def test_nearly_opposite_kernels_of_a_first_layer_are_no_evidence() -> None:

@@ -128,6 +128,25 @@ def test_limits_and_nothing_to_do() -> None:
     assert recover_by_lattice([no_equations]).found.tolist() == [False]
 
 
+def test_a_reduction_that_breaks_down_loses_its_own_column_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = programs_of(plant(20, 40), range(3))
+    search = lattice._search
+
+    def outgrown(reduction: Any, program: ColumnProgram, shared: Any) -> Any:
+        if program is programs[1]:
+            raise OverflowError("too large")
+        return search(reduction, program, shared)
+
+    monkeypatch.setattr(lattice, "_search", outgrown)
+    assert recover_by_lattice(programs).found.tolist() == [True, False, True]
+
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("no precision left")
+
+    monkeypatch.setattr(lattice, "_solutions", broken)  # without a basis that all share, each has its own equations
+    assert recover_by_lattice(programs).found.tolist() == [True, False, True]
+
+
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 

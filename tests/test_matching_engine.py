@@ -18,7 +18,7 @@ from fedprism.attacks.forward import QuickForward, SmallerThanSent, forward_mode
 from fedprism.batchnorm import layer_moments
 from fedprism.defenses import Clip, Context, DpSgd, GaussianNoise, Prune, SignCompression
 from fedprism.defenses.pruning import KeepSupport
-from fedprism.solvers import Repeated, Stepping, match_gradients, squared_error, total_variation, twice
+from fedprism.solvers import Repeated, Search, Stepping, match_gradients, squared_error, total_variation, twice
 from fedprism.solvers.graphs import WARM_UP
 
 SIDE, CLASSES = 8, 5
@@ -138,10 +138,12 @@ def test_the_cosine_in_closed_form_is_the_one_that_autograd_differentiates(rng: 
             parabolas,
             target,
             start,
-            distance=distance,
-            priors=(TotalVariation(0.01),),
-            optimizer=fp.attacks.Adam(signed=False),
-            iterations=30,
+            Search(
+                distance=distance,
+                priors=(TotalVariation(0.01),),
+                optimizer=fp.attacks.Adam(signed=False),
+                iterations=30,
+            ),
         )
         for distance in (cosine, same_cosine)
     ]
@@ -155,7 +157,7 @@ def test_adam_takes_the_steps_of_torch(stepwise: bool, rng: torch.Generator) -> 
     settings = fp.attacks.Adam(signed=False, stepwise=stepwise)
     target = [t.detach() for t in parabolas(torch.rand(1, 6, generator=rng, dtype=torch.float64), None)]
     start = torch.rand(1, 6, generator=rng, dtype=torch.float64)
-    found = match_gradients(parabolas, target, start, distance=squared_error, optimizer=settings, iterations=40)
+    found = match_gradients(parabolas, target, start, Search(distance=squared_error, optimizer=settings, iterations=40))
     inputs = start.clone().requires_grad_()
     optimizer, values = torch.optim.Adam([inputs], lr=0.1), []
     for done in range(40):
@@ -174,9 +176,8 @@ def test_labels_are_optimised_along_with_the_inputs(rng: torch.Generator) -> Non
         lambda x, logits: [2 * x, logits if logits is not None else x],
         target,
         torch.zeros(1, 2),
+        Search(distance=squared_error, iterations=600),
         label_start=torch.zeros(1, 3),
-        distance=squared_error,
-        iterations=600,
     )
     assert found.label_logits is not None
     torch.testing.assert_close(found.label_logits, target[1], atol=0.02, rtol=0)

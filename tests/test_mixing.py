@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,17 @@ import pytest
 import torch
 
 import fedprism as fp
+from fedprism.defenses import Context
 from fedprism.recipes import Outcome, Settings, mixing, mixing_accuracy, mixing_trials, report
 from fedprism.recipes.mixing import cases, outcome
-from fedprism.recipes.mixing_accuracy import Training
-from fedprism.recipes.mixing_charts import Rate, bars, maps, page, points
+from fedprism.recipes.mixing_accuracy import TenClients, Training
+from fedprism.recipes.mixing_charts import Rate, bars, histograms, maps, page, points
 from fedprism.recipes.mixing_trials import (
     CRITERIA,
     FAITHFUL,
     KINDS,
     LOOSE,
+    ORDINARY,
     SEEN,
     STRICT,
     Case,
@@ -159,6 +162,14 @@ def test_a_red_line_runs_around_what_is_not_recovered() -> None:
     assert "#c00" not in everything
 
 
+def test_a_histogram_peaks_where_most_values_are() -> None:
+    svg = page([histograms("h", {"a": {"x": [0.0, 1.0, 0.0, 0.0]}}, ends=(-4, 0), x="error", columns=1)])
+    (line,) = drawn(svg, "polyline")
+    places = [tuple(map(float, place.split(","))) for place in line.attrib["points"].split()]
+    assert min(places, key=lambda place: place[1]) == places[1]
+    assert len({y for _, y in places}) == 2
+
+
 def test_points_lie_within_the_picture() -> None:
     svg = page([points("points", {"a": [(0.0, 0.0), (1.0, 5.0)], "b": [(0.5, 2.5)]}, x="x", y="y")])
     places = [(float(dot.attrib["cx"]), float(dot.attrib["cy"])) for dot in drawn(svg, "circle")]
@@ -171,10 +182,12 @@ def test_points_lie_within_the_picture() -> None:
 
 def test_the_full_study_has_every_cell_of_the_paper() -> None:
     full = list(cases(Settings()))
-    dense = [case for case in full if case.width is None]
-    assert {case.size for case in dense} == {1, 2, 4, 6}
-    assert {str(case.effort) for case in dense} == {"550 x 0.05", "1200 x 0.025"}
-    assert {case.data for case in full if case.width is not None} == {"mnist", "lfw"}
+    for network in ("dense", "lenet"):
+        own = [case for case in full if case.network == network]
+        assert {case.size for case in own} == ({1, 2, 4, 6} if network == "dense" else {1, 2, 4, 8})
+        assert {str(case.effort) for case in own} == {"550 x 0.05", "1200 x 0.025"}
+        assert {case.data for case in own} == {"mnist", "lfw"}
+        assert {case.loss for case in own} == {"cross_entropy", "softmax_mse", "mse"}
     assert len(full) == len(set(full))
 
 
@@ -182,13 +195,59 @@ def test_a_strategy_is_a_defense() -> None:
     plain = Training(data="digits", width=None, loss="cross_entropy", labels="random")
     mixed = Training(data="digits", width=None, loss="mse", labels="equal")
     assert plain.defense == fp.chain()
-    assert mixed.defense == fp.chain(fp.defenses.EqualLabels(8), fp.defenses.MseLoss(softmax=False))
+    assert mixed.defense == fp.chain(TenClients(8), fp.defenses.MseLoss(softmax=False))
+
+
+def test_ten_clients_as_one_send_the_mean_of_what_they_send(digits: fp.data.ImageSet) -> None:
+    data = digits.batch(digits.labels[:1000].argsort())
+    drawn = TenClients(4).on_draw(data, Context(round=3), torch.Generator().manual_seed(0))
+    model = fp.models.build("dense", input_shape=digits.images.shape[1:], classes=10, seed=0)
+    batches = torch.split(drawn, 4)
+    scenario = fp.Scenario(model=model, clients=[data[own] for own in batches], loss="mse")
+    sent = [seen.update for seen in fp.simulate(scenario, fp.threats.honest_but_curious)[0].rounds]
+    together = fp.simulate(replace(scenario, clients=[data[drawn]]), fp.threats.honest_but_curious)[0].rounds[0].update
+    for name, whole in together.items():
+        torch.testing.assert_close(torch.stack([update[name] for update in sent]).mean(0), whole)
+    for number, own in enumerate(batches):  # four of one class, out of the client's own tenth
+        assert {place % 10 for place in own.tolist()} == {number}
+        assert len(set(own.tolist())) == 4
+        assert set(data.labels[own].tolist()) == {(number + 3) % 10}
+
+
+def test_a_lenet_starts_with_small_outputs_and_large_convolutions(digits: fp.data.ImageSet) -> None:
+    model = Training(data="digits", width=4, loss="mse", labels="random").network(digits, 0)
+    convolution, *_, weight, bias = (parameter.detach() for parameter in model.parameters())
+    assert 0.4 < float(convolution.abs().max()) <= 0.5
+    assert max(float(weight.abs().max()), float(bias.abs().max())) <= weight.shape[1] ** -0.5
+
+
+@pytest.mark.parametrize(("other", "chosen"), [({0.04: 0.1, 0.02: 0.1, 0.01: 0.79}, 0.01), ({}, 0.04)])
+def test_a_rate_suits_every_seed(other: dict[float, float], chosen: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best rate of the first seed is not chosen where another seed fails with it, unless one fails with each."""
+    first = {0.01: 0.8, 0.02: 0.9, 0.04: 0.91}
+
+    def planted(training: Training, rate: float, seed: int, *_: object, held_back: bool) -> float:
+        assert held_back
+        assert training.labels == "random"
+        return first[rate] if seed == 0 else other.get(rate, 0.1)
+
+    monkeypatch.setattr(mixing_accuracy, "RATES", tuple(first))
+    monkeypatch.setattr(mixing_accuracy, "trained", planted)
+    wanted = Training(data="mnist", width=12, loss="softmax_mse", labels="equal")
+    assert mixing_accuracy.best_rate(wanted, Settings(), Shelf(None)) == chosen
+
+
+def test_networks_with_ordinary_weights_differ_from_trial_to_trial(digits: fp.data.ImageSet) -> None:
+    rng = torch.Generator().manual_seed(0)
+    first, second = (next(mixing_trials.network(digits, None, rng, ORDINARY).parameters()) for _ in range(2))
+    assert not torch.equal(first, second)
+    assert float(first.detach().abs().max()) <= first.shape[1] ** -0.5
 
 
 def test_a_quick_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mixing, "QUICK_WIDTHS", (2,))
     monkeypatch.setattr(mixing_accuracy, "QUICK_EPOCHS", 1)
-    monkeypatch.setattr(mixing_accuracy, "RATES", {loss: rates[:1] for loss, rates in mixing_accuracy.RATES.items()})
+    monkeypatch.setattr(mixing_accuracy, "QUICK_RATES", (0.02,))
     rows = report.carry_out(mixing.RECIPE, SMALL, tmp_path, silent)
     assert len(rows) == 2 * 3 * 2  # two networks, three losses, two kinds of labels
     assert all(isinstance(row.entries[name], Outcome) for row in rows for name in ("l2", "angle", "orthogonal"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import product
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from torch import Tensor, nn
 
 import fedprism as fp
 from fedprism.attacks import Disguise, Mkor, Reference, Smoothest, mkor, mkor_inconspicuous
-from fedprism.attacks.mkor_filters import Layout
+from fedprism.attacks.mkor_calibration import calibrated
+from fedprism.attacks.mkor_filters import Layout, blurs
 from fedprism.attacks.mkor_head import Head
 from fedprism.attacks.mkor_stack import stack_of
 from fedprism.recipes import mkor as recipe
@@ -147,6 +149,70 @@ def test_noise_hides_no_class_and_no_label_is_told(photos: fp.data.ImageSet) -> 
         assert found.labels.tolist() == list(range(CLASSES))
         assert found.diagnostics["noise_in_samples"] > clean.diagnostics["noise_in_samples"]
         assert fp.score(found, truth, metrics=("psnr",)).mean("psnr") > 15
+
+
+@pytest.mark.parametrize("disguise", [None, Disguise()], ids=repr)
+def test_the_dump_class_leaves_nothing_that_noise_could_be_relative_to(
+    disguise: Disguise | None, photos: fp.data.ImageSet
+) -> None:
+    batch = photos.batch(range(CLASSES))
+    scores = []
+    for reference in Reference:
+        method = Mkor(reference=reference, disguise=disguise)
+        scenario = fp.Scenario(model=chain(classes=20), clients=[batch])
+        seen, truth = fp.simulate(scenario, fp.threats.malicious_server, seed=0, server=method)
+        found = fp.run(method, recipe.noised(seen, 0.1, torch.Generator().manual_seed(0)))
+        assert found.diagnostics["classes"] == [label for label in range(CLASSES) if label != dump_of(seen)]
+        scores.append(fp.score(found, truth, metrics=("psnr",)).mean("psnr"))
+        if reference is Reference.DUMP_CLASS:
+            rows = torch.linalg.vector_norm(seen.rounds[0].update["10.weight"], dim=1)
+            assert float(rows[Head.of(seen.trapdoor or {}).rows[dump_of(seen)].flatten()].max()) < 0.01 * rows.max()
+    assert abs(scores[0] - scores[1]) < 1
+
+
+def dump_of(seen: fp.Observation) -> int:
+    """The dump class, or -1."""
+    return int((seen.trapdoor or {})["reading"][1])
+
+
+# --- channels that are left ------------------------------------------------------------------------------------------
+
+
+def two_a_scale() -> nn.Module:
+    """Two convolutions in front of each pool: the last ones shift, the ones before the first of these blur."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layers: list[nn.Module] = []
+        for before, after in ((3, 8), (8, 32), (32, 128)):
+            layers += [nn.Conv2d(before, after if before > 3 else 8, 3, padding=1), nn.ReLU()]
+            layers += [nn.Conv2d(after if before > 3 else 8, after, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(128 * 16, 64), nn.ReLU(), nn.Linear(64, CLASSES))
+
+
+def test_the_blurred_image_comes_along_and_says_more(photos: fp.data.ImageSet) -> None:
+    model, batch = two_a_scale(), photos.batch([0, 1, 2, 4, 5])
+    scores = []
+    for blurred in (False, True):
+        method = Mkor(blurred=blurred, decoder=Smoothest(iterations=60))
+        scenario = fp.Scenario(model=model, clients=[batch])
+        seen, truth = fp.simulate(scenario, fp.threats.malicious_server, seed=0, server=method)
+        scores.append(fp.score(fp.run(method, seen), truth, metrics=("psnr",)).mean("psnr"))
+    assert scores[1] > scores[0] + 1
+    layout = Layout.of(seen.trapdoor or {})
+    stack = stack_of(model, seen.rounds[0].params)
+    assert layout.channels.shape == (2, 4, 4, 4)
+    assert blurs(stack, layout) == (1, 1)
+    with torch.no_grad():
+        filters = {name: tensor for name, tensor in seen.rounds[0].params.items() if int(name.split(".")[0]) < 15}
+        features = torch.func.functional_call(model[:15], filters, truth.inputs)  # type: ignore[index]
+    maps = features[:, layout.channels[0, 3]].permute(0, 3, 1, 4, 2).reshape(5, 1, 16, 16)
+    lattice = Lattice(top=0, pitch=2, size=8, height=32, width=32)
+    assert torch.allclose(maps, windows.blurred_extremes(truth.inputs, (1, 1), lattice, (16, 16))[0], atol=1e-5)
+
+
+def test_without_channels_that_are_left_nothing_can_come_along(photos: fp.data.ImageSet) -> None:
+    with pytest.raises(fp.NotApplicable, match="leave blurred off"):
+        attack(Mkor(blurred=True), chain(), photos.batch(range(3)))
 
 
 # --- the inconspicuous form ------------------------------------------------------------------------------------------
@@ -337,6 +403,32 @@ def test_batch_norm_leaves_what_the_histogram_can_set_right(photos: fp.data.Imag
     plain, _ = attack(DUMPED, chain(), batch)
     scores = [fp.score(answer, truth, metrics=("psnr",)).mean("psnr") for answer in (plain, found)]
     assert scores[1] > scores[0] - 3
+
+
+def test_channels_behind_batch_norm_are_calibrated_by_what_they_share() -> None:
+    """Windows of four photographs, each channel with a gain and an offset of its own: ends alone are further off."""
+    images, rng = fp.data.load("photos", size=32).batch(range(4)).inputs, torch.Generator().manual_seed(0)
+    lattice = Lattice(top=0, pitch=1, size=8, height=32, width=32)
+    maxima, minima = windows.extremes(images, lattice, (31, 31))  # no whole number of channels down and across
+    planted = torch.stack([maxima, 1 - minima], dim=1)
+    gain, offset = (torch.rand(2, 3, 4, 4, generator=rng).repeat(1, 1, 8, 8)[..., :31, :31] for _ in range(2))
+    maps = (0.5 + gain) * planted + 5 * offset
+    own = torch.empty_like(maps)
+    for i, j in product(range(4), repeat=2):
+        part = maps[..., i::4, j::4]
+        low, high = part.amin((0, 3, 4), keepdim=True), part.amax((0, 3, 4), keepdim=True)
+        own[..., i::4, j::4] = (part - low) / (high - low)
+    decoded = [windows.midpoint(found[:, 0], 1 - found[:, 1], lattice).images for found in (calibrated(maps, 4), own)]
+    errors = [float((found - images).square().mean()) for found in decoded]
+    assert errors[0] < 0.92 * errors[1]
+
+
+def test_ends_that_every_channel_has_are_kept() -> None:
+    rng = torch.Generator().manual_seed(0)
+    planted = torch.rand(40, 2, 1, 8, 8, generator=rng)
+    planted[0], planted[1] = 0.0, 1.0
+    gain, offset = (torch.rand(2, 1, 2, 2, generator=rng).repeat(1, 1, 4, 4) for _ in range(2))
+    assert torch.allclose(calibrated((0.5 + gain) * planted + 5 * offset, 2), planted, atol=1e-5)
 
 
 # --- the recipes' own parts ------------------------------------------------------------------------------------------

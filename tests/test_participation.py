@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedprism.solvers import Participation, ParticipationStatus, UserStatus, recover_participation
+from fedprism.solvers.participation import search
 from planting import Planted, counted, disjoint_windows, plant, sums_of
 
 USABLE = {UserStatus.CERTIFIED, UserStatus.SOLVED, UserStatus.GIVEN, UserStatus.INACTIVE}
@@ -43,6 +45,13 @@ def test_every_column_comes_back(users: int, rounds: int, rate: float, window: i
     assert float(found.residual.max()) < 1e-5
 
 
+def test_at_two_rounds_a_user_nine_of_ten_are_proved_by_duality() -> None:
+    planted = plant(100, 200)
+    found = recover(planted, time_limit=0.0)
+    assert torch.equal(found.matrix, planted.matrix)
+    assert float(found.certified.float().mean()) >= 0.9
+
+
 def test_at_two_rounds_a_user_nearly_all_is_proved() -> None:
     planted = plant(128, 256)
     found = recover(planted, time_limit=6.0)
@@ -71,7 +80,8 @@ def test_the_number_of_users_is_read_off_and_doubt_is_said() -> None:
     planted = plant(60, 130)
     assert recover(planted).rank == 60
     noisy = recover(plant(60, 130, parameters=6000, noise=1.0))
-    assert noisy.status in (ParticipationStatus.ASSUMED_RANK, ParticipationStatus.PARTIAL)
+    assert noisy.status in (ParticipationStatus.ASSUMED_RANK, ParticipationStatus.PARTIAL_ASSUMED_RANK)
+    assert noisy.rank == 60
 
 
 def test_users_who_are_not_counted_may_be_in_the_sums() -> None:
@@ -235,20 +245,34 @@ def test_small_federations_have_no_wrong_certificates(seed: int) -> None:
         assert found.statuses[user] in (UserStatus.AMBIGUOUS, UserStatus.SOLVED, UserStatus.UNSOLVED)
 
 
+def laid_out(layout: str, windows: Tensor) -> Tensor:
+    """Other windows made of disjoint ones (windows, rounds)."""
+    if layout == "overlapping":
+        return torch.cat([windows, windows.roll(1, dims=1)])
+    if layout == "running totals":
+        return windows.cumsum(0)
+    return windows[::2] if layout == "with gaps" else windows
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     users=st.integers(3, 24),
     factor=st.floats(0.5, 3.0),
     rate=st.floats(0.02, 0.7),
     window=st.integers(2, 15),
+    layout=st.sampled_from(["disjoint", "disjoint", "overlapping", "running totals", "with gaps"]),
     noise=st.sampled_from([0.0, 0.0, 1e-4, 0.3]),
     seed=st.integers(0, 10_000),
 )
 def test_whatever_the_federation_certified_means_right(
-    users: int, factor: float, rate: float, window: int, noise: float, seed: int
+    users: int, factor: float, rate: float, window: int, layout: str, noise: float, seed: int
 ) -> None:
     planted = plant(users, max(2, round(factor * users)), rate=rate, window=window, noise=noise, seed=seed)
-    found = recover(planted, users=users, time_limit=0.5)
+    windows = laid_out(layout, planted.windows)
+    planted = planted._replace(windows=windows, counts=counted(windows, planted.matrix))
+    with pytest.MonkeyPatch.context() as patched:  # columns that are not there are not searched for long
+        patched.setattr(search, "difference_map", partial(search.difference_map, iterations=500))
+        found = recover(planted, users=users, time_limit=0.5)
     assert found.matrix.shape == planted.matrix.shape
     assert bool(torch.isfinite(found.residual).all())
     right = right_columns(found, planted)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import fedprism as fp
 from fedprism import cli, recipes
 from fedprism.errors import BadInput
+from fedprism.pixels import to_pixels
 from fedprism.recipes import (
     RECIPES,
     Outcome,
@@ -328,6 +329,22 @@ def test_images_from_features_are_compared_with_their_own_and_not_with_flatterin
     assert found.mean("cosine") == pytest.approx(0.5)  # three of six
     assert found.mean(PSNR) < 15
     assert found.mean(FAITHFUL) == 0
+
+
+def test_every_method_renders_the_same_images() -> None:
+    cell = Cell(victim=victim(), size=6, batches=1)
+    few = fp.attacks.FeatureInversion(iterations=2)
+    exact = fp.attacks.CocktailParty(inversion=few, images=2)
+    methods = {"ours": exact, "unscaled": dataclasses.replace(exact, exact=False, bias_scale=False)}
+    entries, _ = play(cell, methods, TINY, print, "")
+    shown = to_pixels(planted(cell).inputs[:2], (0.0, 1.0), cell.victim.normalization)
+    for name in methods:
+        found = entries[name]
+        assert isinstance(found, Outcome)
+        assert found.pictures is not None
+        originals, rendered = found.pictures
+        torch.testing.assert_close(originals, shown)
+        assert rendered.shape == originals.shape
 
 
 def test_faithful_is_out_of_all_private_images() -> None:

@@ -25,7 +25,7 @@ from fedprism.audit import Audit, Finished, load_audit, parse_plan, prepare, run
 from fedprism.errors import BadInput, FedprismError
 from fedprism.report import protocol
 from fedprism.report.comparing import Change, compare
-from planted_audits import CAPTURED, NAMED, OWN, attack, captured, figure, plant, utility
+from planted_audits import CAPTURED, NAMED, OWN, attack, captured, figure, gate, plant, utility
 
 TEMPLATES = Path(fp.__file__).parent / "templates"
 NAMESPACE = "http://www.w3.org/2000/svg"
@@ -92,6 +92,27 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def pictures() -> torch.Tensor:
     return torch.randint(0, 256, (4, 3, 6, 6), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+
+
+def test_gates_stand_in_the_verdict(tmp_path: Path) -> None:
+    opened = gate(gate="max-psnr=99", limit=99.0, single=True, passed=True, above=0, failed_cells=0)
+    audit = plant(tmp_path / "gates", [attack(psnr=41.25)], gates=[opened, gate(failed_cells=1)])
+    text = report.render(audit)
+    start, end = text.index('id="verdict"'), text.index('id="advice"')
+    told = Page(text[start - 30 : end]).text
+    closed = "Gate: mean PSNR at most 15.0 dB closed Highest: 41.2 dB"
+    assert told.index(closed) < told.index("Gate: PSNR of the closest sample at most 99.0 dB passed"), "worst first"
+    assert "2 configurations lie above. 1 cell failed, and what was not tested cannot pass." in told
+    assert "--fail-above psnr=15" in told
+    silent = plant(tmp_path / "silent", [attack()], gates=[gate(value=None, worst=None, above=0)])
+    assert "the gate says nothing" in report.render(silent)
+    assert "Gate:" not in report.render(plant(tmp_path / "none", [attack()]))
+    for broken in ([1], [{}], [gate(limit="x")], 5):
+        folder = tmp_path / "broken"
+        document = json.loads((plant(folder, [attack()]).root / "results.json").read_text())
+        (folder / "results.json").write_text(json.dumps({**document, "gates": broken}))
+        with pytest.raises(BadInput, match="expected"):
+            report.render(load_audit(folder))
 
 
 # --- a real audit ----------------------------------------------------------------------------------------------------
@@ -327,6 +348,7 @@ def test_a_thousand_configurations_make_a_page_of_bounded_size(
         nonlocal calls, alive
         calls += 1
         if calls in (20, 60):
+            gc.collect()  # what earlier tests left behind
             alive = max(alive, sum(type(thing) is Finished for thing in gc.get_objects()))
         return real(self, cell)
 

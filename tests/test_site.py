@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import subprocess
@@ -60,6 +61,25 @@ def test_every_public_name_is_in_the_reference() -> None:
 
 
 @pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("flower/recorders.py", "RecordingStrategy"),
+        ("flower/recorders.py", "RecordingGrid"),
+        ("nvflare.py", "CaptureFilter"),
+    ],
+)
+def test_signatures_that_are_written_by_hand_are_the_code_s(file: str, name: str) -> None:
+    """Of classes whose bases are not there when the site is made, the arguments cannot be read off."""
+    source = ast.parse((Path(fp.__file__).parent / "integrations" / file).read_text())
+    (defined,) = (node for node in ast.walk(source) if isinstance(node, ast.ClassDef) and node.name == name)
+    (init,) = (node for node in defined.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
+    wanted = [argument.arg for argument in (*init.args.args[1:], *init.args.kwonlyargs)]
+    written = re.search(rf"autoclass:: {name}\((.*)\)", (DOCS / "api-integrations.md").read_text())
+    assert written is not None
+    assert [part.partition("=")[0] for part in written[1].split(", ") if part != "*"] == wanted
+
+
+@pytest.mark.parametrize(
     ("written", "markup"),
     [
         (["One (batch, *input_shape) and `name_`."], [r"One (batch, \*input\_shape) and ``name_``."]),
@@ -85,3 +105,5 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert {page.stem for page in (tmp_path / "site").glob("*.html")} >= set(PAGES)
     assert "fedprism.simulate" in (tmp_path / "site" / "api.html").read_text()
+    attached = (tmp_path / "site" / "api-integrations.html").read_text()
+    assert all(f"{name}" in attached for name in ("RecordingGrid", "CaptureFilter", "RoundFacts", "stop_above"))

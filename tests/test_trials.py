@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 import fedprism as fp
 from fedprism.attacks import LBFGS, Adam, GradientMatching, Labels, cosine, side_by_side, squared_error, uniform_start
 from fedprism.attacks.base import joined
-from fedprism.solvers import TotalVariation, TrialStatus, match_gradients, match_trials
+from fedprism.solvers import Search, TotalVariation, TrialStatus, match_gradients, match_trials
 from fedprism.solvers.convolutions import AsProducts
 from fedprism.solvers.graphs import Engine
 from fedprism.solvers.trials import BatchedAdam
@@ -48,14 +49,12 @@ def test_every_trial_goes_as_it_goes_alone(optimizer: Adam | LBFGS, distance: ob
     weights, images, labels = planted()
     target = dense_gradient(weights, images, labels)
     box = (torch.zeros((), dtype=torch.float64), torch.ones((), dtype=torch.float64))
-    options = {"distance": distance, "priors": (TotalVariation(1e-3),), "lr": 0.05, "box": box}
+    options: dict[str, Any] = {"distance": distance, "priors": (TotalVariation(1e-3),), "lr": 0.05, "box": box}
     together = match_trials(
         lambda x, _: dense_gradient(weights, x, labels),
         target,
         noise(),
-        optimizer=optimizer,
-        iterations=12,
-        **options,  # type: ignore[arg-type]
+        Search(optimizer=optimizer, iterations=12, **options),
     )
     single = dataclasses.replace(optimizer, inner=12) if isinstance(optimizer, LBFGS) else optimizer
     for number in range(TRIALS):
@@ -68,9 +67,7 @@ def test_every_trial_goes_as_it_goes_alone(optimizer: Adam | LBFGS, distance: ob
             gradients,
             [t[number] for t in target],
             noise()[number],
-            optimizer=single,
-            iterations=1 if isinstance(optimizer, LBFGS) else 12,
-            **options,  # type: ignore[arg-type]
+            Search(optimizer=single, iterations=1 if isinstance(optimizer, LBFGS) else 12, **options),
         )
         if isinstance(optimizer, LBFGS):
             # The last of the points is not looked at by torch.optim.LBFGS; here it is.
@@ -86,11 +83,7 @@ def test_planted_batches_come_back() -> None:
         lambda x, _: dense_gradient(weights, x, labels),
         dense_gradient(weights, images, labels),
         noise(),
-        distance=squared_error,
-        optimizer=ONE_STEP,
-        lr=0.5,
-        iterations=400,
-        tolerance=1e-12,
+        Search(distance=squared_error, optimizer=ONE_STEP, lr=0.5, iterations=400, tolerance=1e-12),
     )
     assert set(found.statuses) == {TrialStatus.REACHED}
     assert found.steps < 400
@@ -109,11 +102,8 @@ def test_labels_are_found_with_the_images() -> None:
         gradients,
         dense_gradient(weights, images, labels),
         noise(),
+        Search(distance=squared_error, optimizer=ONE_STEP, lr=0.3, iterations=500),
         label_start=start,
-        distance=squared_error,
-        optimizer=ONE_STEP,
-        lr=0.3,
-        iterations=500,
     )
     assert found.label_logits is not None
     assert float(found.objectives.max()) < 1e-3
@@ -131,9 +121,7 @@ def test_what_fails_fails_alone(optimizer: Adam | LBFGS) -> None:
             lambda x, _: dense_gradient(weights, x, labels),
             [target[0] * factor, target[1]],
             noise(),
-            optimizer=optimizer,
-            lr=0.05,
-            iterations=20,
+            Search(optimizer=optimizer, lr=0.05, iterations=20),
         )
         for factor in (torch.ones(TRIALS, 1, 1), torch.tensor([1, torch.nan, 1, 1]).view(-1, 1, 1))
     )
@@ -289,7 +277,19 @@ def test_steps_are_plain_where_there_is_no_gpu() -> None:
         lambda x, _: dense_gradient(weights, x, labels),
         dense_gradient(weights, images, labels),
         noise(1),
-        iterations=1,
-        engine=Engine(graph=False),
+        Search(iterations=1, engine=Engine(graph=False)),
     )
     assert found.stepping.startswith("step by step")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("optimizer", [ONE_STEP, Adam()], ids=str)
+def test_a_graph_on_a_gpu_does_what_the_processor_does(digits: fp.data.ImageSet, optimizer: Adam | LBFGS) -> None:
+    """Convolutions as products and steps as graphs; short, because rounding grows along the way."""
+    attack = side_by_side(dataclasses.replace(ATTACK, optimizer=optimizer, lr=0.05, iterations=8))
+    seen = joined(observed(digits))
+    there, here = (fp.run(attack, seen, seed=0, device=device) for device in ("cuda", "cpu"))
+    assert there.diagnostics["stepping"] == "every iteration is one CUDA graph"
+    assert there.inputs is not None
+    assert here.inputs is not None
+    torch.testing.assert_close(there.inputs.cpu(), here.inputs, rtol=1e-2, atol=1e-2)

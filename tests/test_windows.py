@@ -105,7 +105,8 @@ def test_the_smoothest_image_is_nearer_to_an_enlarged_photograph_than_the_middle
 def test_crossed_bounds_are_reported_and_taken_in_the_middle() -> None:
     lattice = Lattice(top=0, pitch=2, size=4, height=8, width=8)
     high, low = torch.full((1, 1, 4, 4), 0.2), torch.full((1, 1, 4, 4), 0.6)
-    for decode in (windows.midpoint, windows.softened_midpoint, Smoothest(iterations=2)):
+    decoders = windows.midpoint, windows.interpolated_midpoint, windows.softened_midpoint, Smoothest(iterations=2)
+    for decode in decoders:
         found = decode(high, low, lattice)
         assert found.status is WindowStatus.CROSSED
         assert torch.allclose(found.images, torch.full_like(found.images, 0.4))
@@ -117,6 +118,30 @@ def test_softening_is_a_mean_of_five_by_five() -> None:
     sharp, soft = (decode(high, low, lattice).images for decode in (windows.midpoint, windows.softened_midpoint))
     expected = ndimage.uniform_filter(sharp[0, 0].double().numpy(), 5, mode="nearest")
     assert torch.allclose(soft[0, 0].double(), torch.from_numpy(expected), atol=1e-6)
+
+
+@pytest.mark.parametrize("lattice", LATTICES)
+def test_interpolation_keeps_to_the_bounds_and_to_the_middle_of_each_cell(lattice: Lattice) -> None:
+    high, low = windows.extremes(image(lattice), lattice, counts(lattice))
+    lower, upper = windows.bounds(high, low, lattice)
+    images = windows.interpolated_midpoint(high, low, lattice).images
+    assert bool(((images >= lower) & (images <= upper)).all())
+    sharp = windows.midpoint(high, low, lattice).images
+    if lattice.cell == 1:
+        assert torch.allclose(images, sharp)
+
+
+def test_interpolation_puts_a_ramp_where_it_is() -> None:
+    """Windows that start in every cell of four, on a ramp: the middle of each cell is known, and the rest between."""
+    lattice = Lattice(top=-4, pitch=4, size=8, height=64, width=64)
+    ramp = ((torch.arange(64) + 0.5) / 64).expand(1, 1, 64, 64)
+    high, low = windows.extremes(ramp, lattice, (17, 17))
+    sharp, smooth = (
+        (decode(high, low, lattice).images - ramp)[..., 12:-12].abs().max()
+        for decode in (windows.midpoint, windows.interpolated_midpoint)
+    )
+    assert float(sharp) == pytest.approx(1.5 / 64, abs=1e-6)
+    assert float(smooth) < 0.2 * float(sharp)
 
 
 BENDS = [Bend(True, ((2, 1),)), Bend(True, ((2, 2),))]

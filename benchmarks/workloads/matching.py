@@ -1,7 +1,6 @@
 """Gradient matching beside the peer `breaching` 0.1.2, where it is there, and beside a plain loop after the paper.
 
-The same as `matching_speed.py`, as rows of the table: same start, iterations, labels and priors for all. On a CPU the
-seconds are the processor's, on a GPU the clock's.
+The same as `matching_speed.py`, as rows of the table: same start, iterations, labels and priors for all.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import matching_speed as speed
 import torch
 from torch import Tensor
 
-from workloads.base import Comparison, Conditions
+from workloads.base import Clock, Comparison, Conditions, matrix_rate
 
 Attempt: TypeAlias = Callable[[int], tuple[Tensor, str]]
 PEER = speed.HERE / "peers" / "speed_breaching.py"
@@ -24,8 +23,8 @@ ENGINES = {("cpu", "lenet"): ("graph",), ("cuda", "lenet"): ("graph",), ("cuda",
 def matching(conditions: Conditions) -> Iterator[Comparison]:
     device = conditions.device.type
     torch.backends.cudnn.allow_tf32 = False
-    rates = {tf32: speed.matrix_rate(device, tf32) for tf32 in (False, True)}
-    clock = "clock" if device == "cuda" else "processor"
+    rates = {False: matrix_rate(conditions.device), True: speed.matrix_rate(device, True)}
+    clock = "processor" if Clock.processor else "clock"
     for case in speed.CASES[device]:
         network, _, size = case.partition(":")
         task, iterations = speed.problem(network, int(size), device), speed.ITERATIONS[device, network]

@@ -33,6 +33,9 @@ CommandLineError: type[Exception] = typer.BadParameter.__mro__[2]
 Output = Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Folder for the results.")]
 Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, metavar="N", help="Same seed, same answer.")]
 Device = Annotated[str | None, typer.Option(metavar="DEVICE", help="cpu or cuda; the GPU is taken where there is one.")]
+Download = Annotated[
+    bool, typer.Option("--allow-download", help="Let LPIPS fetch its network; nothing else is fetched.")
+]
 
 
 class Table(StrEnum):
@@ -96,7 +99,7 @@ def attack(
     metrics: Annotated[
         str, typer.Option(metavar="A,B,...", help="Scores to give, out of `fedprism list metrics`.")
     ] = "mse,psnr,ssim,avd",
-    allow_download: Annotated[bool, typer.Option("--allow-download", help="Let LPIPS fetch its network.")] = False,
+    allow_download: Download = False,
     output: Output = Path("fedprism-attack"),
     seed: Seed = 0,
     device: Device = None,
@@ -160,6 +163,7 @@ def audit(
     data_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder with the data sets; else FEDPRISM_DATA names it.")
     ] = None,
+    allow_download: Download = False,
     device: Device = None,
 ) -> None:
     """Run every cell of a plan: what leaks, to whom, and what defenses change. Killed at any time, --resume goes on."""
@@ -176,6 +180,7 @@ def audit(
         fail_above=fail_above or (),
         dry_run=dry_run,
         data_dir=data_dir,
+        allow_download=allow_download,
         device=device,
     )
     raise typer.Exit(code)

@@ -17,7 +17,14 @@ from torch.func import functional_call, grad, vmap
 
 from fedprism.defenses.base import Chain, Context, Defense
 from fedprism.errors import BadInput
+from fedprism.parts import bytes_kept, part_size
+from fedprism.solvers import memory
 from fedprism.types import Batch, Kind, LossFn, Update
+
+LARGE_BATCH = 2**24
+"""Input values from which on a batch is looked at: 112 photographs of 224 pixels, 5,462 of 32."""
+BYTES_TOGETHER = 2**34
+"""What a client keeps of a large batch at once. It is the same on all devices, so that they add up the same parts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +171,42 @@ def batch_gradient(
     model: nn.Module, params: Update, held: Update, batch: Batch, loss: LossFn, create_graph: bool = False
 ) -> Update:
     """The gradient of the loss of one batch; `held` are the frozen parameters and the buffers."""
+    if create_graph:
+        return _gradient(model, params, held, batch, loss, create_graph)
+    return _gradient_in_parts(model, params, held, batch, loss)
+
+
+def _gradient_in_parts(model: nn.Module, params: Update, held: Update, batch: Batch, loss: LossFn) -> Update:
+    """Where memory is short or the batch large, the weighted mean of the gradients of parts, where it is one."""
+
+    def without_trace(asked: Batch) -> list[Tensor]:
+        copies = {name: tensor.clone() for name, tensor in held.items()}
+        return list(_gradient(model, params, copies, asked, loss).values())
+
+    fitting = _fitting(model, params, held, batch) if batch.inputs.numel() >= LARGE_BATCH else None
+    size, total = part_size(without_trace, batch, fitting), dict[str, Tensor]()
+    if size >= len(batch):
+        return _gradient(model, params, held, batch, loss)
+    for first in range(0, len(batch), size):
+        part = batch[first : first + size]
+        for name, tensor in _gradient(model, params, held, part, loss).items():
+            own = tensor * (len(part) / len(batch))
+            total[name] = total[name] + own if name in total else own
+    return total
+
+
+def _fitting(model: nn.Module, params: Update, held: Update, batch: Batch) -> int:
+    """How many samples of a large batch BYTES_TOGETHER hold, counted on two of them."""
+    few = batch.inputs[:2]
+    tensors = {**params, **{name: tensor.clone() for name, tensor in held.items()}}
+    with torch.random.fork_rng([few.device] if few.is_cuda else []):
+        kept = bytes_kept(lambda: functional_call(model, tensors, (few,)), [*tensors.values(), few])
+    return max(1, BYTES_TOGETHER * len(few) // max(1, kept))
+
+
+def _gradient(
+    model: nn.Module, params: Update, held: Update, batch: Batch, loss: LossFn, create_graph: bool = False
+) -> Update:
     try:
         outputs = functional_call(model, {**params, **held}, (batch.inputs,))
     except ValueError as error:  # batch-norm refuses a batch of one in train mode
@@ -185,6 +228,12 @@ def example_gradients(model: nn.Module, params: Update, held: Update, batch: Bat
         outputs = functional_call(model, {**current, **held}, (x.unsqueeze(0),))
         return loss(outputs, y.unsqueeze(0))
 
-    per_example = vmap(grad(example_loss), in_dims=(None, 0, 0), randomness="different")
+    together = memory.together(len(batch))
+    per_example = vmap(
+        grad(example_loss),
+        in_dims=(None, 0, 0),
+        randomness="different",
+        chunk_size=together if together < len(batch) else None,
+    )
     result: dict[str, Tensor] = per_example(dict(params), batch.inputs, batch.labels)
     return result

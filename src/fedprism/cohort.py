@@ -21,6 +21,7 @@ from torch.func import functional_call, vmap
 from fedprism.client import FedAvg, Protocol, batch_gradient, local_steps, local_update, trained_update
 from fedprism.defenses.base import Chain, Context, Defense
 from fedprism.randomness import seeded_layers
+from fedprism.solvers import memory
 from fedprism.types import Batch, LossFn, Update
 
 BYTES_TOGETHER = 2**31
@@ -147,7 +148,7 @@ class _Training:
         # Parameters before, during and after a step, gradient, velocity; activations, their gradients and work space.
         values = 6 * sum(p.numel() for p in self.start.values()) + 3 * step * self._activations(data)
         values += data.inputs.numel() + 2 * step * data.inputs[0].numel()
-        return max(1, min(MOST_TOGETHER, BYTES_TOGETHER // (values * data.inputs.element_size())))
+        return memory.together(min(MOST_TOGETHER, BYTES_TOGETHER // (values * data.inputs.element_size())))
 
     def run(self, tasks: Iterable[Task], together: int) -> Iterator[tuple[Task, Update]]:
         """The tasks in order, `together` of them at a time; those of them whose data has one shape in one program."""

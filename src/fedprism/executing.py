@@ -129,9 +129,18 @@ class RayCluster(EvaluableRepr):
         if not connected:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # an audit tells nobody that it runs
             dashboard = None if self.address else False
-            ray.init(
-                self.address or "local", include_dashboard=dashboard, log_to_driver=False, logging_level=logging.ERROR
-            )
+            try:
+                ray.init(
+                    self.address or "local",
+                    include_dashboard=dashboard,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                )
+            except (OSError, RuntimeError, ValueError) as error:
+                raise BadInput(
+                    f"expected a Ray cluster at {self.address or 'this machine'}, found none ({_one_line(error)}); "
+                    "start one there, or use Processes()."
+                ) from error
         waiting: dict[Any, int] = {}
         try:
             remote: Any = ray.remote(max_retries=0, num_gpus=self.gpus)(_attempt)

@@ -12,12 +12,10 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from PIL import Image
-from rich import box
-from rich.table import Table
 from safetensors.torch import save
 from torch import Tensor
 
@@ -25,6 +23,9 @@ from fedprism import __version__
 from fedprism.errors import BadInput
 from fedprism.pixels import to_pixels
 from fedprism.types import Observation, Reconstruction, Record
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 def require_writable(folder: Path) -> None:
@@ -87,6 +88,9 @@ def _saved(tensors: Mapping[str, Tensor | None]) -> bytes:
 
 def summary(record: Record, files: Mapping[str, bytes]) -> Table:
     """What a person wants to know first about an attack that has run."""
+    from rich import box  # slow to import, and few who read or write results draw tables
+    from rich.table import Table
+
     table = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
     residual = "cannot be told" if record.residual is None else f"{record.residual:.3g} of the update left unexplained"
     table.add_row("attack", str(record.cell["settings"]))

@@ -11,8 +11,9 @@ from fedprism.attacks.curious_client import OtherClients, OthersStatus
 from fedprism.attacks.dense_inversion import DenseInversion, dense_inversion
 from fedprism.attacks.disaggregation import Disaggregation, disaggregation
 from fedprism.attacks.encodings import Encodings, instahide_decoding, mixup_decoding
-from fedprism.attacks.gradient_matching import GradientMatching, Labels, gaussian_start, uniform_start
+from fedprism.attacks.gradient_matching import GradientMatching, gaussian_start, uniform_start
 from fedprism.attacks.imprint import Imprint, imprint
+from fedprism.attacks.matching_labels import Labels
 from fedprism.attacks.matching_presets import (
     bn_exact,
     bn_infer,
@@ -24,6 +25,7 @@ from fedprism.attacks.matching_presets import (
     mixing_l2,
     mixing_orthogonal,
 )
+from fedprism.attacks.mixed_samples import MixedSamples, mixup_at_once
 from fedprism.attacks.mkor import Mkor, mkor, mkor_inconspicuous
 from fedprism.attacks.mkor_filters import Disguise
 from fedprism.attacks.mkor_head import Reference
@@ -38,7 +40,7 @@ from fedprism.solvers.ica import StudentICA
 from fedprism.solvers.matching import LBFGS, Adam
 from fedprism.solvers.priors import Orthogonality, TotalVariation
 from fedprism.solvers.published import CocktailObjective, embedding_objective
-from fedprism.solvers.windows import Smoothest, midpoint, softened_midpoint
+from fedprism.solvers.windows import Smoothest, interpolated_midpoint, midpoint, softened_midpoint
 
 ATTACKS: dict[str, Callable[[], Attack]] = {
     "dense-inversion": dense_inversion,
@@ -57,6 +59,7 @@ ATTACKS: dict[str, Callable[[], Attack]] = {
     "property-inference": property_inference,
     "mixup-decoding": mixup_decoding,
     "instahide-decoding": instahide_decoding,
+    "mixup-at-once": mixup_at_once,
     "class-fishing": class_fishing,
     "imprint": imprint,
     "mkor": mkor,
@@ -81,6 +84,7 @@ __all__ = [
     "HoldsClass",
     "Imprint",
     "Labels",
+    "MixedSamples",
     "Mkor",
     "Negative",
     "Normalise",
@@ -116,11 +120,13 @@ __all__ = [
     "idlg",
     "imprint",
     "instahide_decoding",
+    "interpolated_midpoint",
     "inverting_gradients",
     "midpoint",
     "mixing_angle",
     "mixing_l2",
     "mixing_orthogonal",
+    "mixup_at_once",
     "mixup_decoding",
     "mkor",
     "mkor_inconspicuous",

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from fedprism import losses
 from fedprism.attacks.base import Attack, only_round
 from fedprism.attacks.forward import one_local_step
-from fedprism.attacks.gradient_matching import Labels
+from fedprism.attacks.matching_labels import Labels
 from fedprism.attacks.matching_presets import inverting_gradients
 from fedprism.attacks.structure import DenseLayer, trace
 from fedprism.errors import BadInput, NotApplicable

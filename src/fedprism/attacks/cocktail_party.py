@@ -10,7 +10,8 @@ it, the batch comes out exactly, with a certificate (`solvers.exact_batch`). The
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from fedprism import losses, progress
 from fedprism.attacks.base import Attack, only_round
-from fedprism.attacks.forward import FORWARD_USES, forward_model, input_box, one_local_step
+from fedprism.attacks.forward import FORWARD_USES, QuickForward, forward_model, input_box, one_local_step
 from fedprism.attacks.splitting import features_before, network_behind
 from fedprism.attacks.structure import DenseLayer, Trace, trace
 from fedprism.errors import BadInput, NotApplicable
@@ -26,7 +27,14 @@ from fedprism.solvers.assessment import Behind, likely_labels
 from fedprism.solvers.denoising import nonlocal_means
 from fedprism.solvers.distances import cosine
 from fedprism.solvers.exact_batch import ExactBatch, exact_batch
-from fedprism.solvers.features import FeatureInversion, invert_features
+from fedprism.solvers.features import (
+    FeatureInversion,
+    InvertedFeatures,
+    feature_cosine,
+    feature_error,
+    first_guess,
+    invert_features,
+)
 from fedprism.solvers.ica import StudentICA, unmix
 from fedprism.solvers.published import CocktailObjective
 from fedprism.types import Ambiguity, Observation, Reconstruction, Round
@@ -40,11 +48,11 @@ class CocktailParty(Attack):
     """Blind separation of a dense layer's inputs; behind convolutions, inversion of the features found.
 
     objective: how the batch is separated. exact: go on to the exact stage where it applies; without it labels are the
-    likeliest ones for what was separated. bias_scale: take scale and
-    sign from the bias gradient; without it they stay open. denoise: take what the gradient's noise leaves in images
-    out of them. inversion, images: how features are turned into images, and of how many samples (all unless said).
-    matching: weight of an additional gradient-matching term in that; it needs all images and the labels found with
-    them, and the status says where it was left out.
+    likeliest ones for what was separated. bias_scale: take scale and sign from the bias gradient; without it they stay
+    open. denoise: take what the gradient's noise leaves in images out of them. inversion, images: how features are
+    turned into images, and of how many samples (all unless said). matching: weight of a gradient-matching term, with
+    which the images found go on for `matching_iterations`; it needs all images and the labels found with them, and the
+    status says where it was left out.
     """
 
     objective: StudentICA | CocktailObjective = StudentICA()  # noqa: RUF009 (frozen)
@@ -54,14 +62,15 @@ class CocktailParty(Attack):
     inversion: FeatureInversion = FeatureInversion()  # noqa: RUF009 (frozen)
     images: int | None = None
     matching: float = 0.0
+    matching_iterations: int = 300
 
     citation: ClassVar[str] = "Kariyappa et al. 2023 (Cocktail Party Attack)"
 
     def __post_init__(self) -> None:
-        if self.matching < 0 or (self.images is not None and self.images < 0):
+        if min(self.matching, self.matching_iterations, self.images or 0) < 0:
             raise BadInput(
-                f"expected matching and images of at least 0, found {self.matching} and {self.images}; "
-                "change the one that is out of range."
+                f"expected matching, matching_iterations and images of at least 0, found {self.matching}, "
+                f"{self.matching_iterations} and {self.images}; change the one that is out of range."
             )
 
     @property
@@ -75,7 +84,7 @@ class CocktailParty(Attack):
     def run(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
         seen = only_round(self, observation.rounds)
         network = trace(observation)
-        layer = network.fed_by_input() or next((part for part in network.layers if part.inputs.dim() == 2), None)
+        layer = attacked_layer(network)
         if layer is None or layer.weight not in seen.update:
             raise NotApplicable(
                 "cocktail-party expects a dense layer and its gradient, found none in this model and update; "
@@ -89,8 +98,8 @@ class CocktailParty(Attack):
             inputs = found.samples.view(-1, *shape)
             inputs = _denoised(inputs, found.noise) if self.denoise else inputs
         else:
-            features = found.samples
-            inputs, cosines = self._invert(observation, seen, layer, found, rng)
+            features = found.samples if found.scaled else found.samples.abs()  # most features are not negative
+            inputs, cosines = self._invert(observation, seen, layer, found._replace(samples=features), rng)
             obstacle = self._obstacle_to_matching(found)
             if self.matching and obstacle is not None:
                 status = f"{status}; gradient matching was left out because {obstacle}"
@@ -154,28 +163,28 @@ class CocktailParty(Attack):
         self, observation: Observation, seen: Round, layer: DenseLayer, found: _Found, rng: torch.Generator
     ) -> tuple[Tensor | None, list[float] | None]:
         """Images whose features before the layer are the ones found."""
-        target = found.samples if found.scaled else found.samples.abs()
-        target = target[: self.images]
+        target = found.samples[: self.images]
         if not len(target):
             return None, None
-        start = torch.randn(len(target), *(observation.knowledge.input_shape or ()), generator=rng).to(target)
-        extra = None
+        inverted = images_with(observation, layer, target, self.inversion, rng, sized=found.scaled)
         if self.matching and self._obstacle_to_matching(found) is None and found.labels is not None:
-            forward, labels = forward_model(observation, seen, unroll=False), found.labels
-
-            def extra(inputs: Tensor) -> Tensor:
-                return self.matching * cosine(forward(inputs, labels), forward.target)
-
-        inverted = invert_features(
-            features_before(observation, seen, layer),
-            target,
-            start,
-            box=input_box(observation),
-            settings=self.inversion,
-            extra=extra,
-            progress=progress.report,
-        )
+            inverted = self._match(observation, seen, layer, found, inverted.inputs)
         return inverted.inputs, inverted.cosines.tolist()
+
+    def _match(
+        self, observation: Observation, seen: Round, layer: DenseLayer, found: _Found, start: Tensor
+    ) -> InvertedFeatures:
+        """From images that have the features on to such as have the gradient as well."""
+        assert found.labels is not None
+        labels = found.labels
+        forward = forward_model(observation, seen, unroll=False)
+        gradients_of = QuickForward(forward)
+
+        def extra(inputs: Tensor) -> Tensor:
+            return self.matching * cosine(gradients_of(inputs, labels), forward.target)
+
+        settings = replace(self.inversion, iterations=self.matching_iterations)
+        return _inverted(observation, layer, found.samples, start, settings, sized=found.scaled, extra=extra)
 
     def _obstacle_to_matching(self, found: _Found) -> str | None:
         """Why the gradient of the images that are inverted cannot be compared with the observed one."""
@@ -188,6 +197,50 @@ class CocktailParty(Attack):
 def cocktail_party() -> CocktailParty:
     """Blind separation of a batch from a dense layer, exactly where possible."""
     return CocktailParty()
+
+
+def attacked_layer(network: Trace) -> DenseLayer | None:
+    """The dense layer whose inputs are separated: the one fed by the inputs, or the first behind the features."""
+    return network.fed_by_input() or next((part for part in network.layers if part.inputs.dim() == 2), None)
+
+
+def images_with(
+    observation: Observation,
+    layer: DenseLayer,
+    features: Tensor,
+    inversion: FeatureInversion,
+    rng: torch.Generator,
+    *,
+    sized: bool,
+) -> InvertedFeatures:
+    """Images, from noise, whose features before the layer are the given ones (samples, features).
+
+    sized: in their size too, where that is known, and not in their direction only.
+    """
+    noise = torch.randn(len(features), *(observation.knowledge.input_shape or ()), generator=rng).to(features)
+    return _inverted(observation, layer, features, first_guess(noise, inversion), inversion, sized=sized)
+
+
+def _inverted(
+    observation: Observation,
+    layer: DenseLayer,
+    features: Tensor,
+    start: Tensor,
+    inversion: FeatureInversion,
+    *,
+    sized: bool,
+    extra: Callable[[Tensor], Tensor] | None = None,
+) -> InvertedFeatures:
+    return invert_features(
+        features_before(observation, observation.rounds[0], layer),
+        features,
+        start,
+        box=input_box(observation),
+        settings=inversion,
+        distance=feature_error if sized else feature_cosine,
+        extra=extra,
+        progress=progress.report,
+    )
 
 
 class _Found(NamedTuple):

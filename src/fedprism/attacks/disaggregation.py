@@ -52,7 +52,8 @@ class Disaggregation(Reduction, Attack):
     at a time.
 
     As a reduction it hands each user's update on; as an attack it returns the updates themselves. Where a client's
-    update varies from round to round, what comes out is its mean over the rounds.
+    update varies from round to round, what comes out is its mean over the rounds. Means are turned back into sums with
+    `cohort_sizes`, weighted means with the samples behind each round (`batch_size`) and each user's (`examples`).
     """
 
     count_tolerance: int = 0
@@ -111,7 +112,8 @@ class Disaggregation(Reduction, Attack):
         }
         names = federation.named(rounds.matrix.shape[1])
         weights = federation.weights(observation.rounds[0])
-        errors = identified.error if identified is not None else ()
+        measured = identified is not None and identified.noise is not None
+        errors = identified.error.tolist() if identified is not None and measured else []
         return _Apart(
             names=names,
             examples=federation.examples,
@@ -122,7 +124,7 @@ class Disaggregation(Reduction, Attack):
                 "participation": rounds.matrix.cpu(),
                 "recovery": rounds.recovery,
                 "identifiability": identified,
-                "errors": {names[user]: float(errors[row]) / weights.get(user, 1) for user, row in rows.items()},
+                "errors": {names[user]: errors[row] / weights.get(user, 1) for user, row in rows.items() if measured},
             },
         )
 
@@ -263,6 +265,8 @@ def _federation(observation: Observation) -> _Federation:
                 f"expected participation as {len(rounds)} rounds x users, found shape {tuple(given.shape)}; correct it."
             )
         known = given.nan_to_num(-1) if given.dtype.is_floating_point else given
+        if not bool(((known == 0) | (known == 1) | (known == -1)).all()):
+            raise BadInput("expected participation of 0, 1, and NaN or -1 where unknown, found others; correct it.")
         return _Federation(None, known.to(torch.int8), observation.knowledge.examples)
     listed = [seen.participants for seen in rounds if seen.participants is not None]
     if len(listed) < len(rounds):
@@ -283,20 +287,35 @@ def _factors(name: str, observation: Observation, federation: _Federation) -> Te
     if reduction == "sum":
         return None
     cohorts = matrix.sum(1) if matrix is not None else observation.knowledge.cohort_sizes
-    if cohorts is None:
-        raise MissingKnowledge(name, "cohort_sizes")
     if reduction == "mean":
+        if cohorts is None:
+            raise MissingKnowledge(name, "cohort_sizes")
         return cohorts
     if examples is None:
         raise MissingKnowledge(name, "examples")
     if matrix is not None:
         return matrix.double() @ torch.tensor(examples).to(matrix.device, torch.float64)
-    if len(set(examples)) == 1:
-        return cohorts * examples[0]
-    raise NotApplicable(
-        "disaggregation of weighted means expects to know how many examples were trained on in each round, found users "
-        "with different numbers of them and an unknown participation; grant the participation."
-    )
+    totals = observation.knowledge.batch_size
+    if totals is not None:
+        return _one_each(totals, len(observation.rounds))
+    if len(set(examples)) > 1:
+        raise NotApplicable(
+            "disaggregation of weighted means expects to know how many examples were trained on in each round, found "
+            "users with different numbers of them and an unknown participation; grant batch_size or the participation."
+        )
+    if cohorts is None:
+        raise MissingKnowledge(name, "cohort_sizes")
+    return cohorts * examples[0]
+
+
+def _one_each(totals: int | tuple[int, ...], rounds: int) -> Tensor:
+    """(rounds,) how many samples are behind each."""
+    given = totals if isinstance(totals, tuple) else (totals,) * rounds
+    if len(given) != rounds:
+        raise BadInput(
+            f"expected batch_size as one number or one for each of {rounds} rounds, found {len(given)}; correct it."
+        )
+    return torch.tensor(given)
 
 
 def _touched(found: Participation, candidates: Tensor) -> Tensor:
@@ -362,6 +381,14 @@ def _status(names: Sequence[str], kept: Collection[int], rounds: _Rounds, identi
     for user in sorted(set(range(len(names))) - set(kept)):
         reasons.setdefault(_reason(user, rounds), []).append(user)
     said += [f"left out ({reason}): {_listed(names, users)}" for reason, users in reasons.items()]
+    hidden = rounds.recovery.rank - int(rounds.solved.sum()) if rounds.recovery is not None else 0
+    if hidden > 0 and kept:
+        said.append(
+            f"the sums hold the updates of {hidden} more users whose rounds are not known, parts of which are in the "
+            "updates found: see errors"
+        )
+    if identified is not None and identified.noise is None:
+        said.append("no more rounds than users, so that errors cannot be told")
     return "; ".join([*said, *([str(identified.status.value)] if identified is not None else [])])
 
 

@@ -25,7 +25,8 @@ from torch.func import functional_call
 from fedprism import losses
 from fedprism.attacks.base import Attack, PerClient
 from fedprism.attacks.forward import input_box
-from fedprism.attacks.gradient_matching import GradientMatching, Labels
+from fedprism.attacks.gradient_matching import GradientMatching
+from fedprism.attacks.matching_labels import Labels
 from fedprism.attacks.matching_presets import inverting_gradients
 from fedprism.attacks.structure import trace
 from fedprism.batchnorm import buffers_of
@@ -79,9 +80,8 @@ class Encodings(Attack):
         if given is None:
             raise MissingKnowledge(self.name, "mixing")
         told = Told.of(given, len(observation.rounds))
-        parts = _each(observation)
-        mixtures = [(told.updates == number).nonzero().flatten() for number in range(len(parts))]
-        _check_sizes(parts, mixtures)
+        parts = each_update(observation)
+        mixtures = mixtures_behind(told, parts)
         found = [self._encodings(part, rng) for part in parts]
         inputs = torch.cat([one.inputs for one in found])
         rows = torch.cat(mixtures).to(inputs.device)
@@ -178,7 +178,7 @@ class _Found(NamedTuple):
     status: str
 
 
-def _each(observation: Observation) -> tuple[Observation, ...]:
+def each_update(observation: Observation) -> tuple[Observation, ...]:
     """One observation an update, each with its own statistics."""
     if any(seen.clients != 1 for seen in observation.rounds):
         raise NotApplicable(
@@ -194,14 +194,16 @@ def _each(observation: Observation) -> tuple[Observation, ...]:
     )
 
 
-def _check_sizes(parts: Sequence[Observation], mixtures: Sequence[Tensor]) -> None:
-    """Each update must be of one local step: the mixtures behind it are then one batch."""
+def mixtures_behind(told: Told, parts: Sequence[Observation]) -> list[Tensor]:
+    """For each update the rows of its mixtures. It must be of one local step: they are then one batch."""
+    mixtures = [(told.updates == number).nonzero().flatten() for number in range(len(parts))]
     for number, (part, rows) in enumerate(zip(parts, mixtures, strict=True)):
         if part.knowledge.batch_size != len(rows):
             raise NotApplicable(
                 f"decoding expects as many mixtures behind an update as it has samples, found {len(rows)} and "
                 f"{part.knowledge.batch_size} in update {number}; attack clients that take one local step a round."
             )
+    return mixtures
 
 
 def _either_sign(part: Observation) -> Observation:

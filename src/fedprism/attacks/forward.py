@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from fedprism import losses
 from fedprism.batchnorm import Normalise, batchnorm_layers, buffers_of, normalised
@@ -15,8 +16,10 @@ from fedprism.client import FedAvg, FedSGD, Protocol, batch_gradient, local_upda
 from fedprism.defenses.base import Chain, Context, Defense, chain
 from fedprism.defenses.pruning import Prune
 from fedprism.errors import BadInput, MissingKnowledge, NotApplicable
+from fedprism.solvers.distances import Sent
+from fedprism.solvers.factors import Factors, uses_of
 from fedprism.solvers.priors import Moments, channel_moments
-from fedprism.solvers.twice import for_second_derivatives
+from fedprism.solvers.twice import for_second_derivatives, taking
 from fedprism.types import Batch, LossFn, Observation, Round, Update
 
 FORWARD_NEEDS = frozenset({"model", "loss"})
@@ -93,6 +96,45 @@ class QuickForward:
         """Whether one gradient of the whole batch is all there is to it."""
         return self.plain and isinstance(self.forward.protocol, FedSGD)
 
+    def factoring(self, shape: tuple[int, ...]) -> Callable[[Tensor, Tensor], Sent]:
+        """The same for batches of this shape, with factors where these are worth it (`solvers.factors`)."""
+        first = next(iter(self.params.values()))
+        if not self.direct or first.is_cuda or changes_updates(self.forward.defense):
+            return self
+        try:
+            with taking(self.model) as taken, torch.random.fork_rng(devices=[]):
+                outputs = functional_call(
+                    self.model, {**self.trained, **self.frozen, **self.scratch}, (first.new_zeros(shape),)
+                )
+        except ValueError:  # a batch that the model refuses: whoever asks for its gradient is told
+            return self
+        # A weight that is used elsewhere too has further gradients.
+        once = [name for name, uses in uses_of(self.trained, outputs).items() if uses == 1]
+        factored = [name for name in once if len(taken.get(name, ())) == 1]
+        if not factored or len(factored) == len(self.trained):
+            return self
+        return lambda inputs, labels: self._with_factors(factored, Batch(inputs, labels))
+
+    def _with_factors(self, factored: Sequence[str], batch: Batch) -> list[Tensor | Factors]:
+        self._reset()
+        written = {name: weight for name, weight in self.trained.items() if name not in factored}
+        with taking(self.model) as taken:
+            held = {**self.frozen, **self.scratch, **{name: self.trained[name].detach() for name in factored}}
+            outputs = functional_call(self.model, {**written, **held}, (batch.inputs,))
+        products = [taken[name][0] for name in factored]
+        grads = torch.autograd.grad(
+            self.loss(outputs, batch.labels),
+            [*written.values(), *(each.product for each in products)],
+            create_graph=True,
+            allow_unused=True,
+            materialize_grads=True,
+        )
+        lefts = grads[len(written) :]
+        factors = [Factors(left, each.columns) for left, each in zip(lefts, products, strict=True)]
+        update: dict[str, Tensor | Factors] = dict(zip(written, grads, strict=False))
+        update |= zip(factored, factors, strict=True)
+        return [update[name] for name in self.forward.names]
+
     def moments_in_passing(self, *, unbiased: bool) -> Callable[[Tensor], list[Moments]]:
         """What `layer_moments` would say of the inputs that were asked for last, without a pass of its own.
 
@@ -112,18 +154,26 @@ class QuickForward:
         forward = self.forward
         if not self.direct:
             return forward(inputs, labels)
-        for name in self.rewritten:
-            self.scratch[name].copy_(forward.buffers[name])
+        self._reset()
         held, batch = {**self.frozen, **self.scratch}, Batch(inputs, labels)
         update = batch_gradient(self.model, self.trained, held, batch, self.loss, create_graph=True)
         here = Context(model=self.model, params=self.params, batch=batch)
         update = forward.defense.on_update(update, here, torch.Generator())
         return [update[name] for name in forward.names]
 
+    def _reset(self) -> None:
+        for name in self.rewritten:
+            self.scratch[name].copy_(self.forward.buffers[name])
+
 
 def leaves_batch_alone(defense: Defense) -> bool:
     """Whether a defense looks neither at the batch before the gradient nor at single examples' gradients."""
     return not defense.per_example and all(type(part).on_batch is Defense.on_batch for part in _parts(defense))
+
+
+def changes_updates(defense: Defense) -> bool:
+    """Whether a defense does anything to the gradient of the whole batch."""
+    return any(type(part).on_update is not Defense.on_update for part in _parts(defense))
 
 
 def _parts(defense: Defense) -> tuple[Defense, ...]:

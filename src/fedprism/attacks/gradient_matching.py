@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
@@ -23,17 +22,18 @@ from torch import Tensor
 
 from fedprism import progress
 from fedprism.attacks.base import Attack, only_round
+from fedprism.attacks.fitting import samples_together
 from fedprism.attacks.forward import FORWARD_NEEDS, FORWARD_USES, Forward, QuickForward, forward_model, input_box
-from fedprism.attacks.inferring import inferred_labels
-from fedprism.attacks.structure import trace
+from fedprism.attacks.matching_labels import GivenLabels, Labels, given_labels
 from fedprism.batchnorm import FIELDS, Normalise, Pull, pull_prior
 from fedprism.checks import choice
-from fedprism.errors import BadInput, MissingKnowledge, NotApplicable
-from fedprism.solvers.distances import Distance, cosine
+from fedprism.errors import BadInput, NotApplicable
+from fedprism.solvers.distances import Distance, Sent, cosine
 from fedprism.solvers.graphs import Engine
-from fedprism.solvers.matching import LBFGS, Adam, Matching, Prior, match_gradients
+from fedprism.solvers.matching import LBFGS, Adam, Matching, Progress, Search, match_gradients
+from fedprism.solvers.objective import Parts, Prior
 from fedprism.solvers.priors import BatchMoments
-from fedprism.types import Observation, Reconstruction, Round, is_soft
+from fedprism.types import Batch, Observation, Reconstruction
 
 Start: TypeAlias = Callable[[tuple[int, ...], torch.Generator], Tensor]
 
@@ -48,17 +48,6 @@ def uniform_start(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
     return torch.rand(shape, generator=rng)
 
 
-class Labels(StrEnum):
-    """Where the labels come from."""
-
-    KNOWN = "known"
-    INFERRED = "inferred"
-    JOINT = "joint"
-
-    def __repr__(self) -> str:
-        return f"Labels.{self.name}"
-
-
 _NORMALISED_BY = {
     Normalise.CLIENT: "what the client's mode says",
     Normalise.OWN: "the guess's own statistics",
@@ -67,20 +56,20 @@ _NORMALISED_BY = {
 }
 
 
-class _Labels(NamedTuple):
-    fixed: Tensor | None
-    classes: int
-    note: str
-
-
 class _Task(NamedTuple):
-    """What an update asks of every run on it. joint: labels are looked for too."""
+    """What an update asks of every run on it.
 
-    gradients_of: Callable[[Tensor, Tensor | None], list[Tensor]]
+    joint: labels are looked for too. parts: how to ask for some samples at a time, where memory is short; `note` says
+    so.
+    """
+
+    gradients_of: Callable[[Tensor, Tensor | None], Sent]
     target: tuple[Tensor, ...]
     priors: tuple[Prior, ...]
     box: tuple[Tensor, Tensor] | None
     joint: bool
+    parts: Parts | None
+    note: str
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -99,6 +88,9 @@ class GradientMatching(Attack):
     pull: towards which statistics the guess's own are drawn, by a prior of weight `pull_weight`: the sum over the
     batch-norm layers of the l2 distances of means and of variances (`solvers.moments_distance`).
     engine: how iterations are run; the diagnostics say how they were.
+    memory: how many bytes may be used, as far as one can tell; 70 % of a GPU's where nothing is said. A batch that
+    needs more is worked on in parts, where its gradient is the mean of theirs: the same answer up to rounding, for
+    about 1.4 times the time.
     """
 
     distance: Distance = cosine
@@ -118,6 +110,7 @@ class GradientMatching(Attack):
     pull: Pull = Pull.NONE
     pull_weight: float = 1e-3
     engine: Engine = Engine()  # noqa: RUF009 (frozen)
+    memory: int | None = None
 
     citation: ClassVar[str] = (
         "Zhu et al. 2019 (DLG); Zhao et al. 2020 (iDLG); Geiping et al. 2020; Huang et al. 2021; Eloul et al. 2022"
@@ -139,6 +132,10 @@ class GradientMatching(Attack):
             )
         if not 0 < self.follow <= 1:
             raise BadInput(f"expected follow above 0 and at most 1, found {self.follow}; 0.3 is usual.")
+        if self.memory is not None and self.memory < 1:
+            raise BadInput(
+                f"expected at least one byte of memory, found {self.memory}; leave it out to use what is there."
+            )
         if not self.pull_weight > 0:
             raise BadInput(f'expected pull_weight above 0, found {self.pull_weight}; set pull="none" to do without it.')
 
@@ -161,15 +158,15 @@ class GradientMatching(Attack):
         batch = observation.knowledge.batch_size
         if not isinstance(batch, int):
             raise NotApplicable(f"gradient-matching expects one batch_size, found {batch}; use then(PerClient(), …).")
-        given, box = self._labels(observation, seen, batch), input_box(observation)
+        given, box = given_labels(self.labels, observation, seen, batch), input_box(observation)
         shape = (batch, *(observation.knowledge.input_shape or ()))
-        task = self._task(forward.ignoring_pruning(), pull, given, box)
+        task = self._task(forward.ignoring_pruning(), pull, given, box, shape)
         runs = self._attempts(task, given.classes, shape, rng, total=self._iterations(forward))
         best = min(runs, key=lambda run: run.objective)
-        notes, found = [f"labels {given.note}", self._batchnorm_note()], dict[str, Any]()
+        notes, found = [f"labels {given.note}", self._batchnorm_note(), task.note], dict[str, Any]()
         if forward.follows_pruning:
             best = self._match(
-                self._task(forward, pull, given, box),
+                self._task(forward, pull, given, box, shape),
                 best.inputs,
                 best.label_logits,
                 lr=self.follow * self.lr,
@@ -181,7 +178,7 @@ class GradientMatching(Attack):
             more = "more" if found["following_pruning"] < found["ignoring_pruning"] else "no more"
             notes.append(f"following the pruning explains {more}")
         guessed = given.fixed if best.label_logits is None else best.label_logits.argmax(dim=1)
-        ordered = batch == 1 or (self.labels is Labels.KNOWN and _distinct(given.fixed))
+        ordered = batch == 1 or (self.labels is Labels.KNOWN and given.distinct)
         return Reconstruction(
             inputs=best.inputs,
             labels=guessed,
@@ -218,23 +215,37 @@ class GradientMatching(Attack):
         return from_starts + (self.iterations if forward.follows_pruning else 0)
 
     def _task(
-        self, forward: Forward, pull: BatchMoments | None, given: _Labels, box: tuple[Tensor, Tensor] | None
+        self,
+        forward: Forward,
+        pull: BatchMoments | None,
+        given: GivenLabels,
+        box: tuple[Tensor, Tensor] | None,
+        shape: tuple[int, ...],
     ) -> _Task:
         quick = QuickForward(forward, channels_last=self.engine.channels_last)
         if pull is not None and quick.direct:
             pull = replace(pull, moments_of=quick.moments_in_passing(unbiased=self.pull is Pull.RUNNING))
 
-        def gradients_of(inputs: Tensor, logits: Tensor | None) -> list[Tensor]:
-            labels = given.fixed if logits is None else torch.softmax(logits, dim=1)
-            assert labels is not None
-            return quick(inputs, labels)
+        def labels_of(logits: Tensor | None, which: slice = slice(None)) -> Tensor:
+            if logits is not None:
+                return torch.softmax(logits, dim=1)
+            assert given.fixed is not None
+            return given.fixed[which]
 
+        like = forward.target[0]
+        labels = like.new_full((shape[0], given.classes), 1 / given.classes) if given.fixed is None else given.fixed
+        some = Batch(like.new_zeros(()).expand(shape), labels)
+        together = samples_together(quick, some, self.memory, coupled=pull is not None)
+        parts = Parts(lambda inputs, logits, which: quick(inputs, labels_of(logits, which)), together.samples)
+        whole = quick.factoring(shape) if self.distance is cosine and together.samples == shape[0] else quick
         return _Task(
-            gradients_of=gradients_of,
+            gradients_of=lambda inputs, logits: whole(inputs, labels_of(logits)),
             target=forward.target,
             priors=self.priors if pull is None else (*self.priors, pull),
             box=box,
             joint=given.fixed is None,
+            parts=parts if together.samples < shape[0] else None,
+            note=together.note,
         )
 
     def _attempts(
@@ -266,51 +277,28 @@ class GradientMatching(Attack):
     ) -> Matching:
         """One run. progress_of: the iterations before it, and those of all runs."""
         before, total = progress_of
-        return match_gradients(
-            task.gradients_of,
-            task.target,
-            start,
-            label_start=label_start,
+        search = self.search(
+            iterations=iterations, box=task.box, progress=lambda step, _: progress.report(before + step, total)
+        )
+        search = replace(search, priors=task.priors, lr=self.lr if lr is None else lr)
+        return match_gradients(task.gradients_of, task.target, start, search, label_start=label_start, parts=task.parts)
+
+    def search(self, *, iterations: int, box: tuple[Tensor, Tensor] | None, progress: Progress) -> Search:
+        """What the solver is asked for."""
+        return Search(
             distance=self.distance,
-            priors=task.priors,
+            priors=self.priors,
             optimizer=self.optimizer,
-            lr=self.lr if lr is None else lr,
+            lr=self.lr,
             iterations=iterations,
             tolerance=self.tolerance,
-            box=task.box,
-            progress=lambda step, _: progress.report(before + step, total),
+            box=box,
+            progress=progress,
             engine=self.engine,
         )
-
-    def _labels(self, observation: Observation, seen: Round, batch: int) -> _Labels:
-        knowledge, device = observation.knowledge, next(iter(seen.params.values())).device
-        network = trace(observation)
-        classes = network.outputs.shape[-1]
-        if self.labels is Labels.KNOWN:
-            if not isinstance(knowledge.labels, Tensor):
-                raise MissingKnowledge(self.name, "labels")
-            _check_labels(knowledge.labels, batch, classes)
-            return _Labels(knowledge.labels.to(device), classes, "known")
-        if self.labels is Labels.JOINT:
-            return _Labels(None, classes, "optimised jointly")
-        recovery = inferred_labels(observation, seen, batch, network)
-        return _Labels(recovery.labels.to(device), classes, f"inferred ({recovery.status})")
 
 
 def _distance(pull: BatchMoments | None, inputs: Tensor) -> float | None:
     """How far the guess's statistics are from the wanted ones, without the weight."""
     with torch.no_grad():
         return None if pull is None else float(pull.distance(inputs))
-
-
-def _check_labels(labels: Tensor, batch: int, classes: int) -> None:
-    fits = labels.shape == (batch, classes) if is_soft(labels) else labels.shape == (batch,) and labels.max() < classes
-    if not fits:
-        raise BadInput(
-            f"expected {batch} labels below the model's {classes} classes, found shape {tuple(labels.shape)} with "
-            f"largest value {labels.max().item():g}; give the labels of this batch."
-        )
-
-
-def _distinct(labels: Tensor | None) -> bool:
-    return labels is not None and not is_soft(labels) and len(set(labels.tolist())) == len(labels)

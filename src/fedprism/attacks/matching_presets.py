@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedprism.attacks.gradient_matching import GradientMatching, Labels, uniform_start
+from fedprism.attacks.gradient_matching import GradientMatching, uniform_start
+from fedprism.attacks.matching_labels import Labels
 from fedprism.batchnorm import Normalise, Pull
 from fedprism.solvers.distances import Distance, cosine, squared_error
-from fedprism.solvers.matching import LBFGS, Prior
+from fedprism.solvers.matching import LBFGS
+from fedprism.solvers.objective import Prior
 from fedprism.solvers.priors import Orthogonality, TotalVariation
 
 

@@ -7,8 +7,9 @@ class has rows of its own; `run` divides the gradients of these rows and decodes
 
 Differs from the paper in: it works with cross-entropy (see `mkor_head`); any chain of convolutions, ReLUs and maximum
 pools, or average pools, with any number of dense layers, not only VGG-16 and LeNet-5; `Smoothest` decodes better than
-the middle of the bounds; several nodes a class tell samples of one class apart; nothing is blurred, and which classes
-are in the batch is read from the gradient, noise or not.
+the middle of the bounds, all the more with the blurred image in channels that the paper leaves; several nodes a class
+tell samples of one class apart; nothing is blurred behind the reader's back, and which classes are in the batch is read
+from the gradient, noise or not.
 """
 
 from __future__ import annotations
@@ -23,13 +24,15 @@ from torch import Tensor, nn
 from fedprism import losses
 from fedprism.attacks.base import Attack, only_round
 from fedprism.attacks.forward import one_local_step
-from fedprism.attacks.mkor_filters import Disguise, Layout, Normalization, plant_filters
+from fedprism.attacks.mkor_calibration import calibrated
+from fedprism.attacks.mkor_filters import Disguise, Layout, Normalization, blurs, plant_filters
 from fedprism.attacks.mkor_head import Head, Reference, plant_head
 from fedprism.attacks.mkor_reading import Reading, read_head
 from fedprism.attacks.mkor_stack import Stack, stack_of
 from fedprism.errors import BadInput, MissingKnowledge, NotApplicable
 from fedprism.solvers.windows import (
     Bend,
+    Blurred,
     Decoded,
     Lattice,
     Smoothest,
@@ -54,8 +57,9 @@ class Mkor(Attack):
     reference: what makes the rows of classes comparable. disguise: None is the paper's naive form, of zeros and ones.
     decoder: how images come from the extremes of windows. nodes: rows a class, each for images brighter than a
     threshold; thresholds suit images whose `brightness` has that mean and standard deviation. layers: how many
-    convolutions shift; paths: nodes side by side, against dropout; None is as many as help. normalization: how clients
-    turn pixels into inputs.
+    convolutions shift; paths: nodes side by side, against dropout; None is as many as help. blurred: channels that the
+    copies leave carry the blurred grey image, of which `Smoothest` makes use. normalization: how clients turn pixels
+    into inputs.
     """
 
     reference: Reference = Reference.ABSENT_CLASS
@@ -64,6 +68,7 @@ class Mkor(Attack):
     nodes: int = 1
     layers: int | None = None
     paths: int | None = None
+    blurred: bool = False
     brightness: tuple[float, float] = (0.47, 0.15)
     normalization: Normalization | None = None
 
@@ -81,7 +86,13 @@ class Mkor(Attack):
         """The parameters to send instead of `params`, and what it takes to read the answer."""
         stack = stack_of(model, params)
         filters, layout = plant_filters(
-            stack, params, rng, disguise=self.disguise, layers=self.layers, normalization=self.normalization
+            stack,
+            params,
+            rng,
+            disguise=self.disguise,
+            layers=self.layers,
+            blurred=self.blurred,
+            normalization=self.normalization,
         )
         head_params, head = plant_head(
             stack,
@@ -144,15 +155,21 @@ class Mkor(Attack):
         features = features[..., :rows, :columns]
         if not len(features):
             return features.new_zeros(0, colours, height, width), None
+        if layout.stretched:
+            features = calibrated(features, layout.channels.shape[2])
         if layout.averages and isinstance(self.decoder, Smoothest):
             decoded = smoothest_means(features[:, 0], lattice, _bends(stack), self.decoder)
         elif layout.averages:
             decoded = spread_means(features[:, 0], lattice, _bends(stack))
         else:
-            maxima, minima = features[:, 0], 1 - features[:, 1]
+            maxima, minima = features[:, 0, :colours], 1 - features[:, 1, :colours]
             if not layout.stretched:  # stretching makes zeros of its own
                 maxima, minima = without_removed(maxima, minima)
-            decoded = self.decoder(maxima, minima, lattice)
+            soft = features[:, 0, colours:], 1 - features[:, 1, colours:]
+            if soft[0].numel() and isinstance(self.decoder, Smoothest) and _whole(*soft):
+                decoded = self.decoder(maxima, minima, lattice, Blurred(*soft, blurs(stack, layout)))
+            else:
+                decoded = self.decoder(maxima, minima, lattice)
         return _to_inputs(decoded.images, self.normalization), decoded
 
 
@@ -176,7 +193,8 @@ def _opened(trapdoor: Mapping[str, Tensor], stack: Stack) -> tuple[Layout, Head]
         polarities, colours, phases, across = layout.channels.shape
         fits = (
             polarities in (1, 2)
-            and (colours, across) == (stack.shape[0], phases)
+            and (colours - stack.shape[0], across) in ((0, phases), (polarities - 1, phases))
+            and (colours == stack.shape[0] or 2 ** (len(blurs(stack, layout)) - 1) == layout.pitch)
             and layout.gain.shape == layout.shift.shape == layout.channels.shape
             and bool((layout.gain != 0).all())
             and min(layout.pitch, layout.size) > 0
@@ -265,11 +283,13 @@ def _on_lattice(features: Tensor, layout: Layout, stack: Stack) -> Tensor:
     gain, shift = (part.to(features)[..., None, None] for part in (layout.gain, layout.shift))
     maps = features.view(-1, polarities, colours, phases, phases, height, width)
     maps = (maps - shift) / gain
-    if layout.stretched and len(maps):  # channel by channel, over all answers and windows
-        low, high = (extreme(maps, dim=(0, 5, 6), keepdim=True) for extreme in (torch.amin, torch.amax))
-        maps = (maps - low) / (high - low).clamp(min=torch.finfo(maps.dtype).tiny)
     maps = maps.permute(0, 1, 2, 5, 3, 6, 4)
     return maps.reshape(-1, polarities, colours, height * phases, width * phases)
+
+
+def _whole(maxima: Tensor, minima: Tensor) -> bool:
+    """Whether no window was cut out of the answer."""
+    return all(map(torch.equal, without_removed(maxima, minima), (maxima, minima)))
 
 
 def _bends(stack: Stack) -> list[Bend]:

@@ -6,8 +6,8 @@ companion, of one minus the image, becomes one minus the minimum (section 4.2 of
 layers overlap on a finer lattice.
 
 Differs from the paper in: which convolutions shift is found for any chain of layers, from the last pool backwards, as
-many as the channels allow; for average pools there are no companions, because a mean needs none. Behind batch norm the
-darkest and the brightest window of all answers are taken to be black and white, the simplest use of the histogram.
+many as the channels allow; for average pools there are no companions, because a mean needs none; channels that are left
+may carry the grey image, blurred, which says more about it than the same extremes once more.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedprism.attacks.mkor_stack import Convolution, Stack
+from fedprism.attacks.mkor_stack import Convolution, Pool, Stack
 from fedprism.errors import NotApplicable
 from fedprism.types import Update
 
@@ -46,6 +46,8 @@ class Disguise:
 
 class Layout(NamedTuple):
     """Where the copies end up among the features, all (polarities, colours, phases, phases); polarity 1 is 1 - image.
+
+    There is one colour more than the image has where the blurred grey image was sent along.
 
     Channel [p, c, i, j] of a feature map has at (h, w) the extreme, or the mean, over the window of `size` pixels that
     starts at top + pitch * (phases * h + i), and so across, times `gain`, plus `shift`.
@@ -95,19 +97,25 @@ def plant_filters(
     *,
     disguise: Disguise | None,
     layers: int | None,
+    blurred: bool,
     normalization: Normalization | None,
 ) -> tuple[dict[str, Tensor], Layout]:
-    """The convolutions' changed parameters, and where the copies end up. `layers`: how many convolutions shift."""
+    """The convolutions' changed parameters, and where the copies end up. `layers`: how many convolutions shift.
+
+    `blurred`: the grey image is sent along as one colour more, blurred on its way to the first convolution that shifts.
+    """
     polarities, steps = _polarities(stack), _steps(stack)
     colours = stack.convolutions[0].layer.in_channels
     shifting = _shifting(stack, steps, polarities * colours, layers)
+    if blurred:
+        _check_blurring(stack, shifting, polarities * (colours + 1))
     mean, std = normalization or ((0.0,) * colours, (1.0,) * colours)
     if {len(mean), len(std)} != {colours}:
         raise NotApplicable(
             f"mkor expects a mean and a std for each of {colours} channels, found {len(mean)} and {len(std)}; "
             "correct its normalization."
         )
-    copies = [_Copy(c, p, c, 0, 0, 1.0, 0.0) for p in range(polarities) for c in range(colours)]
+    copies = [_Copy(c, p, c, 0, 0, 1.0, 0.0) for p in range(polarities) for c in range(colours + blurred)]
     changed: dict[str, Tensor] = {}
     for number, convolution in enumerate(stack.convolutions):
         name = convolution.name
@@ -120,9 +128,19 @@ def plant_filters(
         copies = []
         for out, (copy, (tap_down, tap_right)) in zip(chosen.tolist(), grown, strict=True):
             tap = math.exp(uniform_within(rng, math.log(disguise.gain))) if disguise and not plain else 1.0
-            base = abs(float(bias[out])) if disguise and not plain else 0.0
-            slope, offset = _to_pixels(copy, mean, std) if number == 0 else (1.0, 0.0)
-            weight[out, copy.channel, tap_down, tap_right] = tap * slope
+            soft = copy.colour == colours and number < min(shifting, default=len(stack.convolutions))
+            base = abs(float(bias[out])) if disguise and not plain and not soft else 0.0  # would fade at the border
+            offset = 0.0
+            if number == 0:
+                own = [copy.colour] if copy.colour < colours else range(colours)
+                lines = [_to_pixels(copy.polarity, mean[colour], std[colour]) for colour in own]
+                offset = sum(offset for _, offset in lines) / len(own)
+                for colour, (slope, _) in zip(own, lines, strict=True):
+                    weight[out, colour, tap_down, tap_right] = tap * slope / len(own)
+            elif soft:
+                weight[out, copy.channel, tap_down - 1 : tap_down + 2, tap_right - 1 : tap_right + 2] = tap / 9
+            else:
+                weight[out, copy.channel, tap_down, tap_right] = tap
             bias[out] = tap * offset + base
             copies.append(copy._replace(channel=out, gain=tap * copy.gain, shift=tap * copy.shift + base))
         changed |= {f"{name}.weight": weight, f"{name}.bias": bias}
@@ -130,14 +148,40 @@ def plant_filters(
             for part, value in (("weight", 1.0), ("bias", LIFT)):
                 norm = changed[f"{convolution.norm}.{part}"] = params[f"{convolution.norm}.{part}"].detach().clone()
                 norm[chosen] = value
-    return changed, _layout(copies, polarities, colours, steps, len(shifting), stack, weight)
+    return changed, _layout(copies, polarities, colours + blurred, steps, len(shifting), stack, weight)
 
 
-def _to_pixels(copy: _Copy, mean: tuple[float, ...], std: tuple[float, ...]) -> tuple[float, float]:
+def blurs(stack: Stack, layout: Layout) -> tuple[int, ...]:
+    """How often the blurred image was blurred before each pool, and after the last one in front of any that shifts."""
+    steps, first = _steps(stack), len(stack.convolutions)
+    if layout.channels.shape[2] > 1:
+        first = max((number for number in range(first) if steps[number] == layout.pitch), default=first)
+    counts = [0]
+    for number, convolution in enumerate(stack.convolutions[:first]):
+        counts[-1] += number > 0
+        counts += [0] * len(convolution.pools)
+    return tuple(counts)
+
+
+def _check_blurring(stack: Stack, shifting: frozenset[int], copies: int) -> None:
+    layers = [convolution.layer for convolution in stack.convolutions]
+    pools = {pool for convolution in stack.convolutions for pool in convolution.pools}
+    plain = all(
+        (layer.kernel_size[0], layer.stride[0], layer.padding[0], layer.dilation[0]) == (3, 1, 1, 1)
+        and layer.padding_mode == "zeros"
+        for layer in layers
+    )
+    norms = any(convolution.norm for convolution in stack.convolutions)
+    if not plain or norms or pools != {Pool(False, 2, 2, 0)} or not _fits(stack, shifting, copies):
+        raise NotApplicable(
+            "mkor expects convolutions of 3 x 3 padded by 1, maximum pools of 2 x 2, no batch norm and a third more "
+            "channels than copies to send the blurred image along, found others or fewer; leave blurred off."
+        )
+
+
+def _to_pixels(polarity: int, mean: float, std: float) -> tuple[float, float]:
     """What an input is multiplied by, and what is added, to be a pixel or one minus it."""
-    if copy.polarity == 0:
-        return std[copy.colour], mean[copy.colour]
-    return -std[copy.colour], 1.0 - mean[copy.colour]
+    return (std, mean) if polarity == 0 else (-std, 1.0 - mean)
 
 
 def _polarities(stack: Stack) -> int:

@@ -105,14 +105,15 @@ def plant_head(
     else:
         _equal_rows(stack, changed, rows[0], layout, disguise, brightness, rng)
         gate = Gate.NESTED if nodes > 1 else Gate.OPEN
-    slopes = _lead_on(stack, changed, rows, disguise, rng)
+    dump = None
+    if reference is Reference.DUMP_CLASS:
+        dump = int(torch.randint(stack.classes, (), generator=rng)) if disguise else stack.classes - 1
+    slopes = _lead_on(stack, changed, rows, dump, disguise, rng)
     if sides and rows[0].shape[2] > 1:  # a sample is on either side of several hyperplanes: one of each pair answers
         rows[0], slopes, gate = rows[0].flatten(1).unsqueeze(1), slopes.flatten(1).unsqueeze(1) / 2, Gate.OPEN
     if "sigmoid" in stack.activations:
         slopes = slopes * _bend(stack, changed, rows)
-    dump = None
-    if reference is Reference.DUMP_CLASS:
-        dump = int(torch.randint(stack.classes, (), generator=rng)) if disguise else stack.classes - 1
+    if dump is not None:
         changed[f"{stack.dense[-1].name}.bias"][dump] += DUMP_BIAS
     return changed, Head(rows[0], slopes, gate, dump)
 
@@ -207,9 +208,18 @@ def _pair_rows(
 
 
 def _lead_on(
-    stack: Stack, changed: dict[str, Tensor], places: list[Tensor], disguise: Disguise | None, rng: torch.Generator
+    stack: Stack,
+    changed: dict[str, Tensor],
+    places: list[Tensor],
+    dump: int | None,
+    disguise: Disguise | None,
+    rng: torch.Generator,
 ) -> Tensor:
-    """Connect each class's nodes with its own logit alone; returns the weight of each node's paths, as `rows`."""
+    """Connect each class's nodes with its own logit alone; returns the weight of each node's paths, as `rows`.
+
+    The dump class's logit hears of no node: its row, which cannot be read, would otherwise hold the sum of all samples,
+    and noise that is relative to the whole tensor would be relative to that.
+    """
     slopes = torch.ones(places[0].shape, dtype=changed[f"{stack.dense[0].name}.weight"].dtype)
     before = places[0].flatten(1)
     for layer, after in zip(stack.dense[1:], places[1:], strict=True):
@@ -225,7 +235,9 @@ def _lead_on(
         else:
             weight.zero_()
             bias.zero_()
-        for ours, theirs in zip(after, before, strict=True):
+        for number, (ours, theirs) in enumerate(zip(after, before, strict=True)):
+            if layer is stack.dense[-1] and number == dump:
+                continue
             weight[ours.unsqueeze(1), theirs.unsqueeze(0)] = tap
         slopes *= tap * (after.shape[1] if layer is not stack.dense[-1] else 1)
         before = after

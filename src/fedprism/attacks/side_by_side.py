@@ -21,10 +21,12 @@ from fedprism import progress
 from fedprism.attacks.base import Attack, PerClient
 from fedprism.attacks.forward import Forward, forward_model, input_box
 from fedprism.attacks.gradient_matching import GradientMatching
+from fedprism.attacks.matching_labels import given_labels
 from fedprism.batchnorm import Pull
 from fedprism.client import FedSGD
 from fedprism.defenses.base import Chain, Defense
 from fedprism.errors import NotApplicable
+from fedprism.solvers import memory
 from fedprism.solvers.convolutions import AsProducts
 from fedprism.solvers.matching import LBFGS
 from fedprism.solvers.trials import Trials, TrialStatus, match_trials
@@ -79,7 +81,8 @@ class SideBySide(Attack):
 
     def _matched(self, problem: _Problem, start: _Start, iterations: int, done: int, total: int) -> Trials:
         """All trials, as many at a time as the memory holds."""
-        attack, together = self.attack, max(1, self.memory // self._bytes_a_trial(problem))
+        fitting = max(1, min(problem.trials, self.memory // self._bytes_a_trial(problem)))
+        attack, together = self.attack, memory.together(fitting)
         found = list[Trials]()
         for first in range(0, problem.trials, together):
             part = problem.part(slice(first, first + together))
@@ -89,17 +92,14 @@ class SideBySide(Attack):
                     part.gradients_of,
                     part.target,
                     start.inputs[first : first + together],
-                    label_start=None if start.logits is None else start.logits[first : first + together],
-                    distance=attack.distance,
-                    priors=attack.priors,
-                    optimizer=attack.optimizer,
-                    lr=attack.lr,
-                    iterations=iterations,
-                    tolerance=attack.tolerance,
-                    box=problem.box,
-                    progress=lambda step, of, share=share, passed=passed: progress.report(  # type: ignore[misc]
-                        int(done + iterations * (passed + share * step / of)), total
+                    attack.search(
+                        iterations=iterations,
+                        box=problem.box,
+                        progress=lambda step, of, share=share, passed=passed: progress.report(  # type: ignore[misc]
+                            int(done + iterations * (passed + share * step / of)), total
+                        ),
                     ),
+                    label_start=None if start.logits is None else start.logits[first : first + together],
                 )
             )
         return _joined(found)
@@ -185,7 +185,7 @@ def _problem(attack: GradientMatching, parts: Sequence[Observation]) -> _Problem
             )
     if len({tuple((name, tensor.shape) for name, tensor in _sent(forward).items()) for forward in forwards}) > 1:
         raise NotApplicable(f"side-by-side expects updates of the same parameters, found different ones; {ONE_BY_ONE}.")
-    given = [attack._labels(part, part.rounds[0], batch) for part in parts]
+    given = [given_labels(attack.labels, part, part.rounds[0], batch) for part in parts]
     labels = [labels.fixed for labels in given if labels.fixed is not None]
     return _Problem(
         forward=forwards[0],

@@ -14,10 +14,10 @@ from pathlib import Path
 from fedprism.audit.cell import Finished
 from fedprism.audit.execution import Progress, run_audit
 from fedprism.audit.folder import Audit, load_audit
+from fedprism.audit.gates import Gate, parse_gate, verdicts
 from fedprism.audit.grid import Grid, lay_out
 from fedprism.audit.materials import Setup, plan_folder
 from fedprism.audit.plan import Plan, checked_plan, load_plan, parse_plan
-from fedprism.audit.summary import Gate, parse_gate, verdicts
 
 __all__ = [
     "Audit",
@@ -40,9 +40,16 @@ __all__ = [
 
 
 def prepare(
-    plan: str | os.PathLike[str] | Plan, *, data_dir: Path | None = None, base: str | os.PathLike[str] | None = None
+    plan: str | os.PathLike[str] | Plan,
+    *,
+    data_dir: Path | None = None,
+    base: str | os.PathLike[str] | None = None,
+    allow_download: bool = False,
 ) -> Setup:
-    """A plan, or the file of one, ready to be run. Paths in it start at `base`: else at the file's folder."""
+    """A plan, or the file of one, ready to be run. Paths in it start at `base`: else at the file's folder.
+
+    `allow_download` lets LPIPS fetch its network; data and models are never fetched.
+    """
     if isinstance(plan, Plan):
-        return Setup(plan, Path(base or "."), data_dir)
-    return Setup(load_plan(plan), Path(base) if base is not None else plan_folder(plan), data_dir)
+        return Setup(plan, Path(base or "."), data_dir, allow_download)
+    return Setup(load_plan(plan), Path(base) if base is not None else plan_folder(plan), data_dir, allow_download)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,10 +21,12 @@ from fedprism.audit.baselines import guesses
 from fedprism.audit.entries import made_chain
 from fedprism.audit.grid import AttackCell, CaptureCell, Cell, UtilityCell
 from fedprism.audit.materials import Materials, Setup
-from fedprism.errors import FedprismError, MissingKnowledge, NotApplicable, out_of_memory
+from fedprism.defenses import EqualLabels
+from fedprism.errors import BadInput, FedprismError, MissingKnowledge, NotApplicable, out_of_memory
 from fedprism.randomness import generator
 from fedprism.scoring import Scores, load_truth, match, score, score_updates
 from fedprism.simulation import Scenario, simulate
+from fedprism.solvers import memory
 from fedprism.tabular import score_columns
 from fedprism.types import Batch, Observation, Reconstruction, Record
 
@@ -50,6 +53,10 @@ class Finished:
     """A safetensors file with some of the samples and what came back."""
     seconds: float = 0.0
     time_factor: float | None = None
+    share: float = 1.0
+    """Which part of the usual amount was worked on at a time: less where memory ran out."""
+    divisible: bool = False
+    """Whether memory ran out of a cell that could work on less at a time."""
 
 
 class _Drawn(NamedTuple):
@@ -59,11 +66,14 @@ class _Drawn(NamedTuple):
     """Samples that nobody holds, for the baselines."""
 
 
-def run_cell(setup: Setup, device: str | None, cell: Cell) -> Finished:
-    """A method that does not apply is a skipped cell, an error of the input a failed one; other errors are raised."""
+def run_cell(setup: Setup, device: str | None, cell: Cell, share: float = 1.0) -> Finished:
+    """A method that does not apply is a skipped cell, an error of the input a failed one; other errors are raised.
+
+    share: which part of the usual amount is worked on at a time (`solvers.memory`).
+    """
     start = time.perf_counter()
     try:
-        with one_thread():
+        with one_thread(), repeatable(), memory.taking(share) as taken:
             found: Finished = _RUNNERS[cell.kind](setup, device, cell)
     except (NotApplicable, MissingKnowledge) as reason:
         found = failed(cell, str(reason), "skipped")
@@ -72,13 +82,27 @@ def run_cell(setup: Setup, device: str | None, cell: Cell) -> Finished:
     except Exception as error:
         if not out_of_memory(error):
             raise
-        found = failed(cell, f"{OUT_OF_MEMORY}: the cell needs more than there is; use a smaller batch or model")
-    return dataclasses.replace(found, seconds=time.perf_counter() - start)
+        found = failed(cell, _too_much(share), divisible=taken.divisible)
+    _give_back()
+    return dataclasses.replace(found, seconds=time.perf_counter() - start, share=share)
 
 
-def failed(cell: Cell, reason: str, outcome: Outcome = "failed") -> Finished:
+def failed(cell: Cell, reason: str, outcome: Outcome = "failed", *, divisible: bool = False) -> Finished:
     """A cell without a result."""
-    return Finished(id=cell.id, cell=cell.described(), outcome=outcome, reason=" ".join(reason.split()))
+    reason = " ".join(reason.split())
+    return Finished(id=cell.id, cell=cell.described(), outcome=outcome, reason=reason, divisible=divisible)
+
+
+def _too_much(share: float) -> str:
+    tried = "" if share == 1 else f", even with 1/{round(1 / share)} of the usual amount at a time"
+    return f"{OUT_OF_MEMORY}: the cell needs more than there is{tried}; use a smaller batch or model"
+
+
+def _give_back() -> None:
+    """Leave a GPU's memory to other workers, and to the next attempt."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 @contextmanager
@@ -90,6 +114,18 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+@contextmanager
+def repeatable() -> Iterator[None]:
+    """Algorithms of a GPU that give the same digits each time, where there are any."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.deterministic
+    cudnn.deterministic = True
+    try:
+        yield
+    finally:
+        cudnn.deterministic = before
 
 
 def observe(setup: Setup, cell: AttackCell, device: str | None) -> tuple[Observation, Any, Tensor]:
@@ -147,17 +183,16 @@ def _judged(
     others: Tensor | None,
     kept: int,
 ) -> Finished:
-    wanted, columns = setup.plan.scores, setup.materials().columns
     scores: dict[str, Any] | None = None
     baselines: dict[str, dict[str, float | None]] = {}
     if truth is not None and found.inputs is not None:
-        scores = _scores(found, truth, wanted.metrics, columns, wanted.tolerance)
+        scores = _scores(found, truth, setup)
         if others is not None:
             freedom = found.ambiguity & {"order"}
             nulls = guesses(setup.materials(), others, len(truth.inputs), cell.seed)
             for name, inputs in nulls.items():
                 guess = Reconstruction(inputs=inputs, ambiguity=freedom)
-                baselines[name] = _scores(guess, truth, wanted.metrics, columns, wanted.tolerance)["means"]
+                baselines[name] = _scores(guess, truth, setup)["means"]
     elif truth is not None and found.updates is not None and truth.updates is not None:
         errors = score_updates(found, truth)
         scores = _summed({"update-error": tuple(errors.values())})
@@ -181,18 +216,17 @@ def _judged(
     )
 
 
-def _scores(
-    found: Reconstruction, truth: Any, metrics: Sequence[str], columns: Any, tolerance: float
-) -> dict[str, Any]:
+def _scores(found: Reconstruction, truth: Any, setup: Setup) -> dict[str, Any]:
     """Every sample's scores and their means; tables are judged by column as well."""
     assert found.inputs is not None
-    judged: Scores = score(found, truth, metrics=metrics)
+    wanted, columns = setup.plan.scores, setup.materials().columns
+    judged: Scores = score(found, truth, metrics=wanted.metrics, allow_download=setup.allow_download)
     values = dict(judged.values)
     extra: dict[str, Any] = {}
     if columns is not None:
-        table = score_columns(match(found, truth), columns, tolerance)
+        table = score_columns(match(found, truth), columns, wanted.tolerance)
         values["columns"] = table.by_row
-        extra = {"by_column": table.by_column, "tolerance": tolerance}
+        extra = {"by_column": table.by_column, "tolerance": wanted.tolerance}
     return {
         **_summed(values),
         "labels_match": judged.labels_match if _one_each(found, truth) else None,
@@ -259,6 +293,8 @@ def _draw(materials: Materials, cell: AttackCell, public: int) -> _Drawn:
     assert materials.samples is not None
     order = torch.randperm(len(materials.samples), generator=generator(cell.seed, "samples"))
     size, total = cell.batch_size, cell.clients * cell.batch_size
+    if any(isinstance(entry.make(), EqualLabels) for entry in cell.defense):
+        order = _one_class_each(order, materials.samples.labels, cell.clients, size)
     clients = tuple(materials.batch(part) for part in torch.split(order[:total], size))
     others = order[total + public :]
     return _Drawn(
@@ -266,6 +302,25 @@ def _draw(materials: Materials, cell: AttackCell, public: int) -> _Drawn:
         public=materials.batch(order[total : total + public]) if public else None,
         others=others if len(others) else order,  # all samples are taken: then one of them has to do
     )
+
+
+def _one_class_each(order: Tensor, labels: Tensor, clients: int, size: int) -> Tensor:
+    """The samples in an order whose first batches, one a client, are of one class each: equal labels need such data."""
+    own = labels[order]
+    counts = torch.bincount(own)
+    batches = [
+        order[own == number][: counts[number] // size * size].view(-1, size)
+        for number in torch.unique(own).tolist()
+        if counts[number] >= size
+    ]
+    turns = [batch[turn] for turn in range(max(map(len, batches), default=0)) for batch in batches if turn < len(batch)]
+    if len(turns) < clients:
+        raise BadInput(
+            f"equal-labels expects {size} samples of one class for each of {clients} clients, found that for "
+            f"{len(turns)} of them; lower batch_sizes or clients, or give more data."
+        )
+    first = torch.cat(turns[:clients])
+    return torch.cat([first, order[~torch.isin(order, first)]])
 
 
 def _trained(setup: Setup, device: str | None, cell: UtilityCell) -> Finished:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
 from rich.console import Console
 
 from fedprism import devices, report, results
@@ -17,6 +18,9 @@ from fedprism.errors import BadInput
 from fedprism.executing import Executor, Processes, RayCluster
 
 MOST_LISTED = 40
+LOCAL = "local"
+MOST_A_GPU = 8
+"""Cells that share a GPU in a local Ray."""
 
 
 def carry_out(
@@ -31,22 +35,24 @@ def carry_out(
     fail_above: Sequence[str] = (),
     dry_run: bool = False,
     data_dir: Path | None = None,
+    allow_download: bool = False,
     device: str | None = None,
 ) -> int:
     """Audit a plan and return the exit code: 1 where a gate is closed."""
     if workers is not None and ray is not None:
         raise BadInput("expected --workers or --ray, found both; leave one out.")
-    setup = prepare(path, data_dir=data_dir)
+    setup = prepare(path, data_dir=data_dir, allow_download=allow_download)
     metrics = setup.plan.scores.metrics
     gates = [parse_gate(text, [*metrics, "columns"]) for text in fail_above]
-    place = devices.pick(device)
+    place = _place(device, elsewhere=ray not in (None, LOCAL) and not dry_run)
     if not dry_run:
         results.require_writable(output)
     grid = lay_out(setup)
+    setup.require_metrics()
     if dry_run:
         _show_grid(setup, grid, device, console)
         return 0
-    executor = _executor(setup, grid, workers, ray, device, place.type)
+    executor = _executor(setup, grid, workers, ray, place)
     with _bar(errors) as listen:
         found = run_audit(
             setup, output, resume=resume, executor=executor, device=device, gates=gates, listen=listen, grid=grid
@@ -73,13 +79,24 @@ def write_plan(path: Path, model: str | None, data: str | None, console: Console
     console.print(f"{path} is a plan with every key explained. Next: fedprism audit {path} --dry-run", soft_wrap=True)
 
 
-def _executor(
-    setup: Setup, grid: Grid, workers: int | None, ray: str | None, device: str | None, kind: str
-) -> Executor:
-    """Always processes of their own: a cell that crashes, or is killed, is then one failed record."""
+def _place(device: str | None, *, elsewhere: bool) -> torch.device:
+    """Where cells run. Machines of a cluster have GPUs of their own, whatever this one has."""
+    if elsewhere and device is not None:
+        return torch.device("cuda" if device.startswith("cuda") else "cpu")
+    return devices.pick(device)
+
+
+def _executor(setup: Setup, grid: Grid, workers: int | None, ray: str | None, place: torch.device) -> Executor:
+    """Always processes of their own: a cell that crashes, or is killed, is then one failed record.
+
+    A cluster of other machines, of whose GPUs nothing is known, gives each cell a whole one.
+    """
+    if ray == LOCAL:
+        gpus = 1 / estimate.workers_that_fit(setup, grid, MOST_A_GPU, place) if place.type == "cuda" else 0.0
+        return RayCluster(gpus=gpus)
     if ray is not None:
-        return RayCluster(address=None if ray == "local" else ray, gpus=1.0 if kind == "cuda" else 0.0)
-    fitting = estimate.workers_that_fit(setup, grid, workers or 1, devices.pick(device))
+        return RayCluster(address=ray, gpus=1.0 if place.type == "cuda" else 0.0)
+    fitting = estimate.workers_that_fit(setup, grid, workers or 1, place)
     return Processes(workers=fitting, timeout=setup.plan.limits.seconds)
 
 
@@ -91,7 +108,8 @@ def _show_grid(setup: Setup, grid: Grid, device: str | None, console: Console) -
         console.print(f"        and {len(listed) - MOST_LISTED} further configurations")
     for each in grid.skipped:
         console.print(f"not tested: {each.what}: {each.why}", soft_wrap=True)
-    console.print(f"{len(grid.cells)} cells, {estimate.estimate(setup, grid, device)}", soft_wrap=True)
+    cells = "1 cell" if len(grid.cells) == 1 else f"{len(grid.cells)} cells"
+    console.print(f"{cells}, {estimate.estimate(setup, grid, device)}", soft_wrap=True)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from fedprism import devices
 from fedprism.audit.cell import run_cell
 from fedprism.audit.entries import AttackEntry
 from fedprism.audit.grid import Cell, Grid, UtilityCell
@@ -27,6 +28,8 @@ MOST_WAITED_FOR = 2
 MOST_PROBES = 12
 CONTEXT = 700 * 2**20
 """What a process takes of a GPU's memory before it does anything."""
+RESERVE = 1.2
+"""By how much more than a shortened cell a whole one may take."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +38,14 @@ class Estimate:
     at_least: bool
     """Whether a shortened cell did not finish, so that it may take much longer."""
     memory: int
-    """Bytes that one worker takes of the machine's memory."""
+    """Bytes that one worker takes of the machine's memory; 0 where nobody knows."""
     gpu_memory: int
 
     def __str__(self) -> str:
         bound = "at least " if self.at_least else "about "
         gpu = f" and {_megabytes(self.gpu_memory)} of the GPU's" if self.gpu_memory else ""
-        return f"{bound}{duration(self.seconds)} with one worker, {_megabytes(self.memory)} of memory{gpu} a worker"
+        memory = f"{_megabytes(self.memory)} of memory{gpu} a worker" if self.memory else "of unknown memory"
+        return f"{bound}{duration(self.seconds)} with one worker, {memory}"
 
 
 class _Probe(NamedTuple):
@@ -70,15 +74,29 @@ def estimate(setup: Setup, grid: Grid, device: str | None = None) -> Estimate:
 
 
 def workers_that_fit(setup: Setup, grid: Grid, workers: int, device: torch.device) -> int:
-    """How many workers the GPU has memory for, by the cell with the largest batch; on the CPU as many as asked for."""
-    if device.type != "cuda" or workers == 1:
+    """How many workers the GPU has memory for, by the largest cell of each method; on the CPU as many as asked for.
+
+    What a cell that took too long needs, nobody knows: then cells that run out of memory are tried again alone.
+    """
+    if device.type != "cuda" or workers == 1 or not grid.cells:
         return workers
-    largest = max(grid.cells, key=lambda cell: getattr(cell, "batch_size", 0) * getattr(cell, "clients", 1))
-    (probe,) = _probes(setup, str(device), [largest])
-    if probe is None:
-        return workers
+    largest: dict[tuple[str, str], Cell] = {}
+    for cell in sorted(grid.cells, key=_size):
+        largest[cell.kind, str(cell.described().get("settings"))] = cell
+    chosen = sorted(largest.values(), key=_size, reverse=True)[:MOST_PROBES]
+    needed = max((probe.gpu_memory for probe in _probes(setup, str(device), chosen) if probe is not None), default=0)
     free, _ = torch.cuda.mem_get_info(device)
-    return max(1, min(workers, int(free // (1.2 * probe.gpu_memory + CONTEXT))))
+    return fitting(workers, free, needed)
+
+
+def fitting(workers: int, free: int, needed: int) -> int:
+    """How many workers that each need so many bytes of a GPU fit into what is free; at least one."""
+    return max(1, min(workers, int(free // (RESERVE * needed + CONTEXT))))
+
+
+def _size(cell: Cell) -> int:
+    """Samples of a cell: what its memory grows with."""
+    return int(getattr(cell, "batch_size", 0) * getattr(cell, "clients", 1))
 
 
 def duration(seconds: float) -> str:
@@ -112,11 +130,14 @@ def _probe(setup: Setup, device: str | None, cell: Cell) -> _Probe:
     else:
         entry, factor = _shortened(cell.attack)
         cell = dataclasses.replace(cell, attack=entry)
-    gpu = torch.cuda.is_available()
-    if gpu:
-        torch.cuda.reset_peak_memory_stats()
+    place = devices.pick(device)
+    if place.type == "cuda":
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # before that there is no peak to forget
+        torch.cuda.reset_peak_memory_stats(place)
     seconds = run_cell(setup, device, cell).seconds
-    return _Probe(seconds * factor, _peak_memory(), torch.cuda.max_memory_allocated() if gpu else 0)
+    # What is reserved, not what is used of it: the rest is not there for others either.
+    taken = torch.cuda.max_memory_reserved(place) if place.type == "cuda" else 0
+    return _Probe(seconds * factor, _peak_memory(), taken)
 
 
 def _shortened(entry: AttackEntry) -> tuple[AttackEntry, float]:

@@ -18,14 +18,17 @@ from fedprism import results
 from fedprism.audit.cell import OUT_OF_MEMORY, Finished, failed, run_cell
 from fedprism.audit.exports import export
 from fedprism.audit.folder import FORMAT, RESULTS, RUN, Audit, AuditFolder, load_audit
+from fedprism.audit.gates import Gate, judged
 from fedprism.audit.grid import Cell, Grid, lay_out
 from fedprism.audit.materials import Setup
-from fedprism.audit.summary import Gate, Row, summarised
+from fedprism.audit.summary import Row, summarised
 from fedprism.errors import BadInput
 from fedprism.executing import Executor, Failure, Processes, RayCluster, Serial
 
 FREE = ("limits", "title")
 """What may change before an audit is resumed: a cell that was given up may get more time."""
+LEAST_SHARE = 1 / 64
+"""Of the usual amount at a time: what still needs more memory than there is, fails."""
 PATHS = (("data", "folder"), ("data", "npz"), ("data", "csv"), ("model", "weights"))
 
 
@@ -83,28 +86,62 @@ def _is_finished(files: AuditFolder, cell: Cell) -> bool:
 
 
 def _outcomes(setup: Setup, cells: Sequence[Cell], executor: Executor, device: str | None) -> Iterator[Finished]:
-    """Every cell's outcome. What ran out of memory beside other cells gets another chance with all of it."""
-    again: list[Cell] = []
-    shared = (isinstance(executor, Processes) and executor.workers != 1) or isinstance(executor, RayCluster)
-    for index, outcome in executor.run(partial(run_cell, setup, device), cells):
-        found = _settled(cells[index], outcome)
-        if shared and len(cells) > 1 and _short_of_memory(found):
-            again.append(cells[index])
-            continue
-        yield found
-    alone = replace(executor, workers=1) if isinstance(executor, Processes) else Processes(workers=1)
-    if again:
-        for index, outcome in alone.run(partial(run_cell, setup, device), again):
-            yield _settled(again[index], outcome)
+    """Every cell's outcome.
+
+    What ran out of memory beside other cells gets another chance with all of it, so that the number of workers plays no
+    part in the numbers. What runs out of it alone works on half as much at a time, and on half of that.
+    """
+    left, share = list(cells), 1.0
+    if _shares_memory(executor) and len(left) > 1:
+        again: list[Cell] = []
+        for index, outcome in executor.run(partial(run_cell, setup, device, share=share), left):
+            found = _settled(left[index], outcome)
+            if _short_of_memory(found):
+                again.append(left[index])
+            else:
+                yield found
+        left = again
+    while left:
+        again = []
+        for index, outcome in _one_by_one(executor, partial(run_cell, setup, device, share=share), left):
+            found = _settled(left[index], outcome)
+            if found.divisible and share > LEAST_SHARE:
+                again.append(left[index])
+            else:
+                yield found
+        left, share = again, share / 2
+
+
+def _shares_memory(executor: Executor) -> bool:
+    return isinstance(executor, RayCluster) or (isinstance(executor, Processes) and executor.workers != 1)
+
+
+def _one_by_one(
+    executor: Executor, function: Callable[[Cell], Finished], cells: Sequence[Cell]
+) -> Iterator[tuple[int, Finished | Failure]]:
+    """Outcomes of cells of which no two run at a time."""
+    if isinstance(executor, RayCluster):
+        for index, cell in enumerate(cells):
+            yield from ((index, outcome) for _, outcome in executor.run(function, [cell]))
+        return
+    yield from (replace(executor, workers=1) if isinstance(executor, Processes) else executor).run(function, cells)
 
 
 def _settled(cell: Cell, outcome: Finished | Failure) -> Finished:
-    return failed(cell, outcome.reason) if isinstance(outcome, Failure) else outcome
+    """A process that was killed may have asked for too much: then nobody knows whether it can do with less."""
+    if isinstance(outcome, Failure):
+        return failed(cell, outcome.reason, divisible=_about_memory(outcome.reason))
+    return outcome
 
 
 def _short_of_memory(found: Finished) -> bool:
     """Or killed, which is what a machine does to a process that asks for too much."""
-    return found.outcome == "failed" and OUT_OF_MEMORY in found.reason
+    return found.outcome == "failed" and _about_memory(found.reason)
+
+
+def _about_memory(reason: str) -> bool:
+    """However it is written: Ray names a class of errors."""
+    return OUT_OF_MEMORY.replace(" ", "") in reason.lower().replace(" ", "")
 
 
 def _begin(files: AuditFolder, setup: Setup, resume: bool) -> None:
@@ -147,16 +184,17 @@ def _conclude(files: AuditFolder, setup: Setup, grid: Grid, gates: Sequence[Gate
     rows = summarised(files.read(cell.id) for cell in grid.cells)
     files.put(export(setup.plan.title, rows, setup.plan.scores.metrics, grid.skipped, gates))
     _write_run(files, grid)
-    _write_results(files, setup, grid, rows)
+    _write_results(files, setup, grid, rows, gates)
 
 
-def _write_results(files: AuditFolder, setup: Setup, grid: Grid, rows: Sequence[Row]) -> None:
+def _write_results(files: AuditFolder, setup: Setup, grid: Grid, rows: Sequence[Row], gates: Sequence[Gate]) -> None:
     head = {
         "format": FORMAT,
         "plan": _without_paths(setup.plan.as_json()),
         "versions": results.versions(),
         "columns": _columns(setup),
         "skipped": [vars(each) for each in grid.skipped],
+        "gates": [judgement.as_dict() for judgement in judged(rows, gates)],
         "summary": [row.as_dict() for row in rows],
     }
     with files._writing():
@@ -185,6 +223,7 @@ def _write_run(files: AuditFolder, grid: Grid) -> None:
     clocks = {cell.id: files.clock(cell.id) for cell in grid.cells}
     seconds = {name: round(clock.seconds, 3) for name, clock in clocks.items()}
     factors = {name: clock.time_factor for name, clock in clocks.items() if clock.time_factor is not None}
+    shares = {name: clock.share for name, clock in clocks.items() if clock.share < 1}
     about = {
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "host": platform.node(),
@@ -192,6 +231,7 @@ def _write_run(files: AuditFolder, grid: Grid) -> None:
         "folder": str(files.root.absolute()),
         "seconds": seconds,
         "time_factors": factors,
+        "memory_shares": shares,
     }
     files.put({RUN: results.as_json(about)})
 

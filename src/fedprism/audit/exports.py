@@ -14,7 +14,8 @@ from rich import box
 from rich.table import Table
 
 from fedprism.audit.choosing import Skipped
-from fedprism.audit.summary import Figure, Gate, Row, title, verdicts
+from fedprism.audit.gates import Gate, Judgement, judged, verdicts
+from fedprism.audit.summary import Figure, Row, title
 
 SETTING = (
     "kind",
@@ -35,23 +36,28 @@ LEGEND = (
     "the best of the null baselines (blank, mean, noise, another sample): an attack that is no better recovered "
     "nothing that the metric sees."
 )
+NARROW = 10
+"""Letters of a line for a number: its interval and what a guess scores stand below."""
 SHORT = ("kind", "capture", "attack", "threat", "defense", "clients", "batch_size", "protocol", "loss")
 
 
 def table(rows: Sequence[Row], metrics: Sequence[str]) -> Table:
-    """One line a configuration, for the terminal: what differs between them, and the first two metrics."""
+    """One line a configuration, for the terminal: what differs between them, and the first two metrics.
+
+    What it is stands in one column that breaks between words, as a narrow terminal has no room for one a setting.
+    """
     names = _measured(rows, metrics)[:2]
     differing = [key for key in SHORT if len({str(row.cell.get(key)) for row in rows}) > 1]
     shared = {key: rows[0].cell[key] for key in SHORT if key not in differing and key in rows[0].cell} if rows else {}
     caption = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in shared.items())
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, caption=caption or None)
     costed = any(row.accuracy is not None for row in rows)
-    for column in (*differing, *names, "answered", "labels", *(["accuracy"] if costed else []), "outcome"):
-        right = column in names or column in ("clients", "batch_size")
-        shown.add_column(column.replace("_", " "), justify="right" if right else "left", overflow="fold")
+    shown.add_column("configuration", overflow="fold")
+    for column in (*names, "answered", "labels", *(["accuracy"] if costed else []), "outcome"):
+        shown.add_column(column, justify="right" if column in names else "left", overflow="fold", max_width=NARROW)
     for row in rows:
         shown.add_row(
-            *(str(row.cell.get(key, "")) for key in differing),
+            _differing(row, differing) or title(row.cell),
             *(_figure(row.figure(name)) for name in names),
             _answered(row),
             _labels(row),
@@ -61,14 +67,28 @@ def table(rows: Sequence[Row], metrics: Sequence[str]) -> Table:
     return shown
 
 
+def _differing(row: Row, keys: Sequence[str]) -> str:
+    """A configuration by what sets it apart."""
+    words = {"clients": "clients {}", "batch_size": "batches of {}", "defense": "defense {}"}
+    values = {key: row.cell[key] for key in keys if key in row.cell}
+    return ", ".join(words.get(key, "{}").format(value) for key, value in values.items())
+
+
 def markdown(
-    name: str, rows: Sequence[Row], metrics: Sequence[str], skipped: Sequence[Skipped], closed: Sequence[str]
+    name: str, rows: Sequence[Row], metrics: Sequence[str], skipped: Sequence[Skipped], gates: Sequence[Gate]
 ) -> str:
-    """For a pull request: the gate's verdict first, then the numbers, then what was not tested."""
+    """For a pull request: the gates' verdict first, then the numbers, then what was not tested."""
     names = _measured(rows, metrics)
     lines = [f"# {_cell(name or 'Privacy audit')}", ""]
+    closed = verdicts(rows, gates)
+    if gates:
+        lines += [
+            "**The gate is closed.**" if closed else "**The gate is open.**",
+            "",
+            *_judgements(judged(rows, gates)),
+        ]
     if closed:
-        lines += ["**The gate is closed.**", "", *(f"- {_cell(sentence)}" for sentence in closed), ""]
+        lines += [*(f"- {_cell(sentence)}" for sentence in closed), ""]
     lines += [
         LEGEND,
         "",
@@ -140,12 +160,21 @@ def export(
 ) -> dict[str, bytes]:
     """The files beside results.json."""
     files = {
-        "summary.md": markdown(name, rows, metrics, skipped, verdicts(rows, gates)).encode(),
+        "summary.md": markdown(name, rows, metrics, skipped, gates).encode(),
         "results.csv": as_csv(rows),
         "junit.xml": junit(rows, gates),
     }
     parquet = as_parquet(rows)
     return files if parquet is None else {**files, "results.parquet": parquet}
+
+
+def _judgements(found: Iterable[Judgement]) -> list[str]:
+    lines = ["| gate | verdict | highest | configuration |", "|---|---|---|---|"]
+    for each in found:
+        verdict = "passed" if each.passed else "closed"
+        worst = "" if each.worst is None else _cell(each.worst)
+        lines.append(f"| {_cell(str(each.gate))} | {verdict} | {_number(each.value)} | {worst} |")
+    return [*lines, ""]
 
 
 def _flat(row: Row) -> dict[str, Any]:

@@ -12,23 +12,23 @@ summary.md, results.csv, junit.xml and, where pyarrow is installed, results.parq
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from fedprism import results
-from fedprism.audit.cell import Finished, Outcome
+from fedprism.audit import records
+from fedprism.audit.cell import Finished
 from fedprism.checks import shown
 from fedprism.data.tabular import Column
 from fedprism.errors import BadInput
 from fedprism.tensors import TensorFile, write_bytes
-from fedprism.types import Record
 
 FORMAT = "fedprism-audit/1"
 PLAN, RESULTS, RUN = "plan.json", "results.json", "run.json"
@@ -36,23 +36,12 @@ RECORDS, SAMPLES, CLOCK = "records", "samples", "clock"
 MOST_JSON_BYTES = 2**30
 
 
-class _RecordFile(BaseModel):
-    """A record on disk. Strict: a folder may come from anywhere."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    id: str = Field(pattern=r"^[0-9a-f]{16}$")
-    cell: dict[str, Any]
-    outcome: Outcome
-    reason: str = ""
-    record: dict[str, Any] | None = None
-    baselines: dict[str, dict[str, float | None]] = {}
-
-
 class Clock(NamedTuple):
     seconds: float
     time_factor: float | None
     """The time of a step under a defense over that without."""
+    share: float = 1.0
+    """Which part of the usual amount was worked on at a time, because memory ran out."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +79,9 @@ class AuditFolder:
         with self._writing():
             if finished.tensors is not None:
                 write_bytes(self.root / SAMPLES / f"{finished.id}.safetensors", finished.tensors)
-            clock = {"seconds": finished.seconds, "time_factor": finished.time_factor}
+            clock = {"seconds": finished.seconds, "time_factor": finished.time_factor, "share": finished.share}
             write_bytes(self.root / CLOCK / f"{finished.id}.json", results.as_json(clock))
-            write_bytes(self.root / RECORDS / f"{finished.id}.json", results.as_json(_as_dict(finished)))
+            write_bytes(self.root / RECORDS / f"{finished.id}.json", records.written(finished))
 
     def put(self, files: Mapping[str, bytes]) -> None:
         """Write files beside the records, each in one step."""
@@ -107,29 +96,20 @@ class AuditFolder:
         """The record of a cell, with the clock's numbers where they are there."""
         path = self.root / RECORDS / f"{cell}.json"
         try:
-            found = _RecordFile.model_validate(_numbers(self._json(path)))
-            record = Record(**found.record) if found.record is not None else None
-        except (ValidationError, TypeError) as error:
-            raise BadInput(f"expected a record in '{path.name}', found something else; run the audit again.") from error
-        clock = self.clock(cell)
-        return Finished(
-            id=found.id,
-            cell=found.cell,
-            outcome=found.outcome,
-            reason=found.reason,
-            record=record,
-            baselines=found.baselines,
-            seconds=clock.seconds,
-            time_factor=clock.time_factor,
-        )
+            found = records.parsed(self._json(path), cell)
+        except (ValueError, RecursionError) as error:
+            raise BadInput(
+                f"expected the record of a cell in '{path.name}', found a damaged one; finish the audit with --resume."
+            ) from error
+        return replace(found, **self.clock(cell)._asdict())
 
     def clock(self, cell: str) -> Clock:
         """How long a cell took; zero where nothing says."""
         found: dict[str, Any] = {}
         with contextlib.suppress(BadInput):
             found = self._json(self.root / CLOCK / f"{cell}.json")
-        seconds, factor = found.get("seconds", 0.0), found.get("time_factor")
-        return Clock(seconds if isinstance(seconds, float) else 0.0, factor if isinstance(factor, float) else None)
+        seconds, factor, share = (_positive(found.get(name)) for name in ("seconds", "time_factor", "share"))
+        return Clock(seconds or 0.0, factor, share or 1.0)
 
     def samples(self, cell: str) -> dict[str, Tensor] | None:
         """Samples of the cell in pixels, images as bytes.
@@ -145,9 +125,11 @@ class AuditFolder:
 
     def _json(self, path: Path) -> dict[str, Any]:
         try:
+            if not path.is_file():  # a pipe would never end
+                raise ValueError("no such file")
             if path.stat().st_size > MOST_JSON_BYTES:
                 raise ValueError("too large")
-            found = json.loads(path.read_bytes())
+            found = json.loads(path.read_bytes(), parse_constant=_no_number)
         except (OSError, ValueError, RecursionError) as error:
             reason = error.strerror if isinstance(error, OSError) else error  # without the path a second time
             raise BadInput(
@@ -182,6 +164,8 @@ class Audit:
     """Of a table of which rows were kept."""
     ids: tuple[str, ...]
     """Cells in the order of the grid."""
+    gates: Sequence[Mapping[str, Any]] = ()
+    """What was asked for with --fail-above, and what came of it."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -202,25 +186,21 @@ def load_audit(folder: str | Path) -> Audit:
         ids = tuple(str(record["id"]) for record in found["records"])
         if found["format"] != FORMAT or not all(len(cell) == 16 and cell.isalnum() for cell in ids):
             raise ValueError
-        columns = found["columns"]
-        read = (
-            None if columns is None else tuple(Column(**{**c, "categories": tuple(c["categories"])}) for c in columns)
-        )
-        return Audit(files.root, found["plan"], _numbers(found["summary"]), found["skipped"], read, ids)
-    except (KeyError, TypeError, ValueError) as error:
+        read = TypeAdapter(tuple[Column, ...] | None).validate_python(found["columns"])
+        gates = _numbers(found.get("gates", []))
+        return Audit(files.root, found["plan"], _numbers(found["summary"]), found["skipped"], read, ids, gates)
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise BadInput(f"expected {RESULTS} of {FORMAT}, found another; run the audit again.") from error
 
 
-def _as_dict(finished: Finished) -> dict[str, Any]:
-    """What of a finished cell repeats exactly."""
-    return {
-        "id": finished.id,
-        "cell": dict(finished.cell),
-        "outcome": finished.outcome,
-        "reason": finished.reason,
-        "record": dataclasses.asdict(finished.record) if finished.record is not None else None,
-        "baselines": dict(finished.baselines),
-    }
+def _no_number(word: str) -> float:
+    """Infinities are written as words in quotes, so that every reader accepts them."""
+    raise ValueError(f"{word} is no number of JSON")
+
+
+def _positive(value: Any) -> float | None:
+    """A number that a clock can have shown."""
+    return value if isinstance(value, float) and 0 <= value < math.inf else None
 
 
 _WORDS = {"inf": float("inf"), "-inf": float("-inf"), "nan": float("nan")}

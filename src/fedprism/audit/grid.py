@@ -9,7 +9,7 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -36,8 +36,7 @@ class _Cell:
     @cached_property
     def id(self) -> str:
         """Depends on what the cell is, not on where in the grid it stands."""
-        text = json.dumps(self.described(), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return identity(self.described())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,6 +247,11 @@ def configurations(cells: Sequence[Cell]) -> Iterator[tuple[dict[str, Any], list
         groups.setdefault(configuration_key(cell.described()), []).append(cell)
     for members in groups.values():
         yield without_seed(members[0].described()), members
+
+
+def identity(described: Mapping[str, Any]) -> str:
+    """The name of a cell's files."""
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def without_seed(described: dict[str, Any]) -> dict[str, Any]:

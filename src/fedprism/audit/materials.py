@@ -23,6 +23,7 @@ from fedprism.data.source import DAMAGE, MOST_BYTES
 from fedprism.data.tabular import TABLES, Column, TableSet, read_csv
 from fedprism.errors import BadInput, BadPlan
 from fedprism.factory import from_factory
+from fedprism.metrics import METRICS, LpipsUnavailable
 from fedprism.models import MODELS, build
 from fedprism.pixels import Normalization
 from fedprism.randomness import generator, seeded_layers
@@ -72,6 +73,25 @@ class Setup:
     base: Path
     """Paths of the plan start here."""
     data_dir: Path | None = None
+    allow_download: bool = False
+    """Whether LPIPS may fetch its network. Data and models are never fetched."""
+
+    def require_metrics(self) -> None:
+        """Have everything there that the plan's metrics need, before a long computation and not after it."""
+        captures, shape = self.plan.captures, None
+        if captures is None:
+            samples = self.materials().samples
+            assert samples is not None
+            shape = samples.batch([0]).inputs.shape[1:]
+        if (captures is not None and not captures.truths) or (shape is not None and len(shape) != 3):
+            return  # nothing to compare with, or no images
+        image = torch.zeros(1, 3, 32, 32)
+        for name in (word for word in self.plan.scores.metrics if word.startswith("lpips-")):
+            try:
+                METRICS[name].function(image, image, allow_download=self.allow_download)
+            except LpipsUnavailable as reason:
+                hint = "" if self.allow_download else " with --allow-download"
+                raise BadInput(f"{str(reason).rstrip('.')}{hint}.") from reason
 
     def materials(self) -> Materials:
         """Loaded once a process."""

@@ -1,4 +1,4 @@
-"""Means over seeds, null baselines beside them, and the gate that a pipeline stops at."""
+"""Means over seeds, and null baselines beside them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from typing import Any
 
 from fedprism.audit.cell import Finished
 from fedprism.audit.grid import configuration_key, without_seed
-from fedprism.errors import BadInput
 from fedprism.metrics import METRICS
-from fedprism.naming import nearest
 from fedprism.utility import t_interval
 
 HIGHER_IS_CLOSER = {**{name: metric.higher_is_better for name, metric in METRICS.items()}, "columns": True}
@@ -134,70 +132,6 @@ def summarised(records: Iterable[Finished]) -> list[Row]:
         cell = dict(finished.cell)
         rows.setdefault(configuration_key(cell), Row(cell=without_seed(cell))).add(finished)
     return list(rows.values())
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gate:
-    """`--fail-above psnr=15`: no configuration's mean over samples and seeds may lie above.
-
-    `max-psnr=15` is about the single sample that came back best.
-    """
-
-    metric: str
-    limit: float
-    single: bool = False
-
-    def __str__(self) -> str:
-        return f"{'max-' if self.single else ''}{self.metric}={self.limit:g}"
-
-    def tripped(self, row: Row) -> float | None:
-        """The value that is too high, or None."""
-        figure = row.figure(self.metric)
-        value = None if figure is None else figure.closest if self.single else figure.mean
-        return value if value is not None and value > self.limit else None
-
-
-def parse_gate(text: str, metrics: Sequence[str]) -> Gate:
-    """A gate from METRIC=VALUE, about one of these metrics."""
-    name, equals, number = text.partition("=")
-    single = name.startswith("max-")
-    metric = name.removeprefix("max-")
-    usable = [word for word in metrics if HIGHER_IS_CLOSER.get(word, False)]
-    try:
-        limit = float(number)
-        if not equals or not math.isfinite(limit):
-            raise ValueError
-    except ValueError as error:
-        raise BadInput(f"expected --fail-above METRIC=VALUE, found '{text}'; write psnr=15, for example.") from error
-    if metric in METRICS and not HIGHER_IS_CLOSER[metric]:
-        raise BadInput(
-            f"expected a metric for --fail-above that is higher where more leaks, found {metric}, which is lower; use "
-            f"{' or '.join(usable) or 'psnr'}."
-        )
-    if metric not in usable:
-        hint = nearest(metric, usable) if usable else "add psnr to scores.metrics of the plan."
-        raise BadInput(f"expected a metric of the plan for --fail-above, found '{metric}'; {hint}")
-    return Gate(metric=metric, limit=limit, single=single)
-
-
-def verdicts(rows: Sequence[Row], gates: Sequence[Gate]) -> list[str]:
-    """Why a pipeline should stop, one sentence each; none where it may go on.
-
-    A cell that failed was not tested, and a gate that nothing was measured for was not passed.
-    """
-    sentences = []
-    attacks = [row for row in rows if row.cell["kind"] != "utility"]
-    for gate in gates:
-        for row in attacks:
-            value = gate.tripped(row)
-            if value is not None:
-                sentences.append(f"{title(row.cell)}: {gate.metric} {value:.4g} is above {gate.limit:g}.")
-        if not any(row.figure(gate.metric) for row in attacks):
-            sentences.append(f"No cell has a value of {gate.metric}, so that {gate} says nothing.")
-    failed = sum(row.outcomes.get("failed", 0) for row in rows)
-    if gates and failed:
-        sentences.append(f"{failed} cells failed, and what was not tested cannot pass.")
-    return sentences
 
 
 def title(cell: Mapping[str, Any]) -> str:

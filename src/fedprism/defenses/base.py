@@ -78,9 +78,11 @@ class Chain(Defense):
         return f"chain({', '.join(map(repr, self.defenses))})"
 
     def on_draw(self, dataset: Batch, context: Context, rng: torch.Generator) -> Tensor:
-        chosen = torch.arange(len(dataset))
+        chosen, left = torch.arange(len(dataset)), dataset
         for defense in self.defenses:
-            chosen = chosen[defense.on_draw(dataset[chosen], context, rng)]
+            if type(defense).on_draw is not Defense.on_draw:  # asking the others would copy the whole data set
+                drawn = defense.on_draw(left, context, rng)
+                chosen, left = chosen[drawn], left[drawn]
         return chosen
 
     def on_batch(self, batch: Batch, context: Context, rng: torch.Generator) -> Batch:

@@ -3,7 +3,7 @@
 Zhu, Liu, Han, "Deep Leakage from Gradients", NeurIPS 2019 (section 5.2); evaluated as GradPrune by Huang, Gupta, Song,
 Li, Arora, "Evaluating Gradient Inversion Attacks and Defenses in Federated Learning", NeurIPS 2021.
 
-Differs from the published code in: the threshold is found by `kthvalue`, which has no limit on the tensor's size; where
+Differs from the published code in: the threshold is found without a limit on the tensor's size; where
 entries equal the threshold, only as many of them stay as the ratio leaves, so that a tensor of equal entries is pruned
 as well.
 """
@@ -54,8 +54,12 @@ def prune(tensor: Tensor, ratio: float) -> Tensor:
     if removed == 0 or not tensor.dtype.is_floating_point:
         return tensor
     magnitude = tensor.detach().abs().flatten()
-    threshold = magnitude.kthvalue(removed).values
-    kept = magnitude > threshold
-    tied = (magnitude == threshold).nonzero().flatten()
-    kept[tied[: magnitude.numel() - removed - int(kept.sum())]] = True
+    count = magnitude.numel() - removed
+    if magnitude.is_cuda:  # kthvalue runs in one block of a GPU
+        threshold = magnitude.topk(count, sorted=False).values.amin()
+    else:
+        threshold = magnitude.kthvalue(removed + 1).values
+    larger, tied = magnitude > threshold, magnitude == threshold
+    # Counted on the device: asking how many are larger would make a GPU wait at every tensor.
+    kept = larger | (tied & (tied.cumsum(0) <= count - larger.sum()))
     return tensor * kept.view_as(tensor)

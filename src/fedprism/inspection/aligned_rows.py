@@ -3,6 +3,9 @@
 Two units with the same or the opposite direction see the same thing of every input. Training from random weights does
 not make them; tampering does. An imprint layer has one direction in all rows, told apart by their biases, and naive
 MKOR as well; inconspicuous MKOR has pairs of opposite rows, of which one passes each sample.
+
+Noise as large as the weights hides what the rows of an imprint layer share from a glance at any two of them, but not
+from one at all, and not its biases: thresholds that sort whole images lie many lengths of a row apart.
 """
 
 from __future__ import annotations
@@ -33,8 +36,13 @@ GAP = 0.25
 """A pair is closer to each other than to any other row by this much of a cosine."""
 ONE_DIRECTION = 0.75
 ONE_DIRECTION_OF_FEW = 0.99
-"""For layers of fewer than MANY_ROWS: narrow networks of sigmoids that do not learn drift in one direction."""
+"""For layers of fewer than MANY_ROWS: narrow networks of sigmoids that do not learn drift in one direction. And for
+last layers: classes of which there are no samples are all pushed the same way."""
 MANY_ROWS = 32
+SORTING = 1.0
+"""Standard deviation of the biases, in lengths of a row; about 0.02 in trained layers, 0.1 where training diverged."""
+STANDS_OUT = 2.5
+"""How many times the second direction's strength the first one's is in such a layer; below 2 in trained ones."""
 
 
 class _Partners(NamedTuple):
@@ -47,13 +55,14 @@ class _Partners(NamedTuple):
 
 def aligned_rows(params: Update) -> list[Finding]:
     """Layers in which rows are copies of each other, come in opposite pairs, or all have one direction."""
+    consumed = {tensor.shape[1] for tensor in params.values() if tensor.dim() >= 2}
     found = []
     for layer in layers(params):
         if len(layer.rows) < FEWEST_ROWS:
             continue
         directions = _directions(layer.rows[:MOST_ROWS])
         if len(directions) >= FEWEST_ROWS:
-            found += _judged(layer, directions)
+            found += _judged(layer, directions, last=len(layer.rows) not in consumed)
     return found
 
 
@@ -85,18 +94,26 @@ class _Fold:
         return unit_rows(short)[0]
 
 
-def _judged(layer: Layer, units: Tensor) -> list[Finding]:
+def _judged(layer: Layer, units: Tensor, *, last: bool) -> list[Finding]:
     partners = _partners(units)
     copies = int((partners.best.abs() >= COPIES).sum())
     pairs = _opposite_pairs(partners, OPPOSITE_KERNELS if layer.convolution else OPPOSITE)
-    share = _one_direction(units)
+    direction = _direction(units)
+    share = float((units @ direction).square().mean())
+    most = ONE_DIRECTION if len(units) >= MANY_ROWS and not last else ONE_DIRECTION_OF_FEW
     evidence = {"rows": len(layer.rows), "copies": copies, "opposite_pairs": pairs, "share_of_one_direction": share}
-    if not layer.convolution and share >= (ONE_DIRECTION if len(units) >= MANY_ROWS else ONE_DIRECTION_OF_FEW):
+    if not layer.convolution and share >= most:
         sentence = f"{share:.0%} of {len(units)} rows' energy lies in one direction, as in an imprint layer"
     elif pairs >= FEWEST_PAIRS:
         sentence = f"{pairs} pairs of rows are opposite to each other and to no other row"
     elif copies >= 2 * FEWEST_PAIRS:
         sentence = f"{copies} of {len(units)} rows are copies of another row, up to sign and length"
+    elif (thresholds := _thresholds(layer, units, direction)) >= SORTING:
+        sentence = (
+            f"biases lie {thresholds:.2g} lengths of a row apart, and one direction stands out among the rows: "
+            "units that sort whole inputs, as in an imprint layer under noise"
+        )
+        evidence["spread_of_biases"] = thresholds
     else:
         return []
     if layer.bias is not None:
@@ -128,10 +145,25 @@ def _opposite_pairs(partners: _Partners, cosine: float) -> int:
     return int((mutual & clear).sum()) // 2
 
 
-def _one_direction(units: Tensor, steps: int = 20) -> float:
-    """The largest share of the rows' energy that lies in one direction, by power iteration."""
+def _direction(units: Tensor, steps: int = 20) -> Tensor:
+    """The direction that holds the largest share of the rows' energy, by power iteration."""
     direction = units[0]
     for _ in range(steps):
         direction = units.T @ (units @ direction)
         direction = direction / torch.linalg.vector_norm(direction)
-    return float((units @ direction).square().mean())
+    return direction
+
+
+def _thresholds(layer: Layer, units: Tensor, direction: Tensor) -> float:
+    """How far biases lie apart, in lengths of a row, if one direction stands out among the rows; otherwise 0."""
+    if layer.convolution or layer.bias is None or len(units) < MANY_ROWS:
+        return 0.0
+    lengths = torch.cat([unit_rows(part)[1] for part in parts(layer.rows)])
+    apart = float(layer.bias.double().std() / lengths.median().clamp(min=1e-30))
+    if apart < SORTING:
+        return 0.0
+    along = units @ direction
+    rest = units - along.unsqueeze(1) * direction
+    second = rest @ _direction(unit_rows(rest)[0])
+    stands_out = along.square().mean() >= STANDS_OUT**2 * second.square().mean()
+    return apart if bool(stands_out) else 0.0

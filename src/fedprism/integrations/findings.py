@@ -182,6 +182,32 @@ def raw_updates_seen(rounds: Sequence[RoundFacts]) -> list[Finding]:
     ]
 
 
+def clipping_left_out(rounds: Sequence[RoundFacts]) -> list[Finding]:
+    """Clipping on the client is the client's to do: without its mod the noise is too small for what arrives."""
+    asked = [seen for seen in rounds if seen.noise is not None and seen.noise.clipped_by == "client" and seen.norms]
+    over = [
+        (length / seen.noise.clipping_norm, length, seen)
+        for seen in asked
+        if seen.noise is not None and seen.noise.clipping_norm > 0
+        for length in seen.norms.values()
+        if length > seen.noise.clipping_norm * (1 + 1e-3)
+    ]
+    if not over:
+        return []
+    times, length, worst = max(over, key=lambda each: each[0])
+    return [
+        Finding(
+            check="clipping-left-out",
+            severity=Severity.SERIOUS,
+            sentence=(
+                f"clients were asked to clip their updates and {len(over)} of {sum(len(s.norms) for s in asked)} "
+                f"arrived longer, in round {worst.index} {times:.3g} times as long: the noise is for clipped ones"
+            ),
+            evidence={"longer": len(over), "longest": length, "times": times},
+        )
+    ]
+
+
 def noise_below_configured(rounds: Sequence[RoundFacts]) -> list[Finding]:
     """The noise is for a mean over as many clients as configured: one client's part of a mean over fewer is larger.
 
@@ -255,6 +281,7 @@ RULES: Mapping[str, Callable[[Sequence[RoundFacts]], list[Finding]]] = {
     "masks-from-few-seeds": masks_from_few_seeds,
     "sums-come-apart": sums_come_apart,
     "raw-updates-seen": raw_updates_seen,
+    "clipping-left-out": clipping_left_out,
     "noise-below-configured": noise_below_configured,
     "samples-read-off": leaking_rounds,
 }

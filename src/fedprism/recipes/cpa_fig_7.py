@@ -7,12 +7,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from fedprism.attacks import Attack
 from fedprism.recipes import cocktail_party as cpa
 from fedprism.recipes.base import Announce, Entry, Outcome, Recipe, Row, Settings
 from fedprism.recipes.cpa_table_2 import BATCHES
-from fedprism.recipes.measuring import BINS, CLOSE, COSINE, MEDIAN_COSINE, Cell, play
+from fedprism.recipes.measuring import BINS, CLOSE, COSINE, MEDIAN_COSINE, Cell, Played, play
 from fedprism.recipes.sheets import bar_chart, sparkline
-from fedprism.recipes.victims import Victim, cnn_photos, vgg16_imagenet
+from fedprism.recipes.victims import cnn_photos, vgg16_imagenet
 
 SIZES, QUICK_SIZES = tuple(BATCHES), (8, 16)
 POOLS, QUICK_POOLS = (7, 4, 2, 1), (8, 4, 2)
@@ -26,20 +27,26 @@ def run(settings: Settings, announce: Announce) -> Iterator[Row]:
         victim = make(settings, pool=pool)
         for size in settings.sizes_or(FEWER_SIZES if number else SIZES, QUICK_SIZES[number > 0 :]):
             if size < victim.features:  # as many images as features cannot be told apart
-                yield _row(victim, size, settings, announce)
+                cell = Cell(victim=victim, size=size, batches=settings.batches_or(BATCHES.get(size, 1)))
+                title = f"{victim.features} features, {size} images"
+                yield row(cell, play(cell, methods(settings), settings, announce, title), settings)
 
 
-def _row(victim: Victim, size: int, settings: Settings, announce: Announce) -> Row:
-    methods = {
+def methods(settings: Settings) -> dict[str, Attack]:
+    """Features only: no image is rendered."""
+    return {
         cpa.PUBLISHED: cpa.published(cpa.feature_objective(settings), images=0),
         cpa.ICA: cpa.ours(exact=False, images=0),
         cpa.OURS: cpa.ours(images=0),
     }
-    cell = Cell(victim=victim, size=size, batches=settings.batches_or(BATCHES.get(size, 1)))
-    entries, notes = play(cell, methods, settings, announce, f"{victim.features} features, {size} images")
+
+
+def row(cell: Cell, played: Played, settings: Settings) -> Row:
+    """What was played in a cell, as a line of the table."""
+    victim, (entries, notes) = cell.victim, played
     counts = _counts(entries[cpa.OURS])
     return Row(
-        cell={"data": victim.name, "features": victim.features, "n": size, "batches": cell.batches},
+        cell={"data": victim.name, "features": victim.features, "n": cell.size, "batches": cell.batches},
         entries={**entries, "ours, from 0 to 1": f"[{sparkline(counts)}]"},
         notes=(victim.note, cpa.effort(settings), *notes),
         picture=bar_chart(counts),

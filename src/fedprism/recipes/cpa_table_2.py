@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from fedprism.recipes import cocktail_party as cpa
 from fedprism.recipes.base import Announce, Recipe, Row, Settings
-from fedprism.recipes.measuring import COSINE, LPIPS, PSNR, Cell, play
+from fedprism.recipes.measuring import COSINE, LPIPS, PSNR, Cell, Played, play
 from fedprism.recipes.sheets import contact_sheet
 from fedprism.recipes.victims import CLIENT_IMAGES, cnn_photos, vgg16_imagenet
 
@@ -31,19 +31,24 @@ def run(settings: Settings, announce: Announce) -> Iterator[Row]:
     for size in settings.sizes_or(SIZES, QUICK_SIZES):
         cell = Cell(victim=victim, size=size, batches=settings.batches_or(BATCHES.get(size, 1)))
         title = f"{victim.name}, {size} images"
-        entries, notes = play(cell, cpa.on_features(settings), settings, announce, title)
-        picture, caption = contact_sheet(entries)
-        mirrored = size - len(victim.images)
-        extra = [f"n = {size}: {mirrored} of the images are mirror images of others."] if mirrored > 0 else []
-        yield Row(
-            cell={"data": victim.name, "n": size, "batches": cell.batches},
-            entries=cpa.beside_paper(
-                settings, entries, {name: cpa.by_size(SIZES, numbers, size) for name, numbers in PAPER.items()}
-            ),
-            notes=(victim.note, cpa.effort(settings), cpa.rendered(settings), *extra, *notes),
-            picture=picture,
-            caption=caption,
-        )
+        yield row(cell, play(cell, cpa.on_features(settings), settings, announce, title), settings)
+
+
+def row(cell: Cell, played: Played, settings: Settings) -> Row:
+    """What was played in a cell, as a line of the table."""
+    victim, size, (entries, notes) = cell.victim, cell.size, played
+    picture, caption = contact_sheet(entries)
+    mirrored = size - len(victim.images)
+    extra = [f"n = {size}: {mirrored} of the images are mirror images of others."] if mirrored > 0 else []
+    return Row(
+        cell={"data": victim.name, "n": size, "batches": cell.batches},
+        entries=cpa.beside_paper(
+            settings, entries, {name: cpa.by_size(SIZES, numbers, size) for name, numbers in PAPER.items()}
+        ),
+        notes=(victim.note, cpa.effort(settings), cpa.rendered(settings), *extra, *notes),
+        picture=picture,
+        caption=caption,
+    )
 
 
 RECIPE = Recipe(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from fedprism.recipes import cocktail_party as cpa
 from fedprism.recipes.base import Announce, Recipe, Row, Settings
 from fedprism.recipes.cpa_table_1 import FEDAVG, TRAINING
-from fedprism.recipes.measuring import COSINE, LPIPS, PSNR, Cell, play
+from fedprism.recipes.measuring import COSINE, LPIPS, PSNR, Cell, Played, play
 from fedprism.recipes.sheets import contact_sheet
 from fedprism.recipes.victims import cnn_photos, vgg16_imagenet
 
@@ -26,17 +26,23 @@ def run(settings: Settings, announce: Announce) -> Iterator[Row]:
     methods = {name: attack for name, attack in cpa.on_features(settings).items() if name != cpa.OURS_FIA_GMA}
     for size in settings.sizes_or(SIZES, QUICK_SIZES):
         cell = Cell(victim=victim, size=size, batches=settings.batches_or(BATCHES), protocol=FEDAVG)
-        entries, notes = play(cell, methods, settings, announce, f"{victim.name}, FedAvg, {size} images")
-        picture, caption = contact_sheet(entries)
-        yield Row(
-            cell={"data": victim.name, "n": size, "batches": cell.batches},
-            entries=cpa.beside_paper(
-                settings, entries, {name: cpa.by_size(SIZES, numbers, size) for name, numbers in PAPER.items()}
-            ),
-            notes=(victim.note, cpa.effort(settings), cpa.rendered(settings), *notes),
-            picture=picture,
-            caption=caption,
-        )
+        title = f"{victim.name}, FedAvg, {size} images"
+        yield row(cell, play(cell, methods, settings, announce, title), settings)
+
+
+def row(cell: Cell, played: Played, settings: Settings) -> Row:
+    """What was played in a cell, as a line of the table."""
+    victim, size, (entries, notes) = cell.victim, cell.size, played
+    picture, caption = contact_sheet(entries)
+    return Row(
+        cell={"data": victim.name, "n": size, "batches": cell.batches},
+        entries=cpa.beside_paper(
+            settings, entries, {name: cpa.by_size(SIZES, numbers, size) for name, numbers in PAPER.items()}
+        ),
+        notes=(victim.note, cpa.effort(settings), cpa.rendered(settings), *notes),
+        picture=picture,
+        caption=caption,
+    )
 
 
 RECIPE = Recipe(

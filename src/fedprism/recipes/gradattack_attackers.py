@@ -1,36 +1,40 @@
 """The attackers of table 2: who does not know the defense, and who does.
 
 Both are given the labels and the batch-norm statistics of every batch. The naive one takes what it finds for the image.
-The adaptive one goes on from there with pruning inside its own gradients, and keeps what explains the update better; of
-mixed images it looks for the encodings of several epochs and solves for the images, told which were mixed and how.
+The adaptive one goes on from there with pruning inside its own gradients, and keeps what explains the update better.
+Told which images were mixed and how, it looks for those that explain all updates of several epochs at once (MixUp), or
+for the encodings of these epochs and solves for the images, because signs are not told (InstaHide).
 
-Differs from the paper in: the paper's attacker decodes, and does not adapt to pruning; its decoding is by gradient
-descent from zero, ours in closed form (MixUp) or by phase retrieval from several starts (InstaHide).
+Differs from the paper in: the paper's attacker decodes what it finds of MixUp too, and does not adapt to pruning; its
+decoding is by gradient descent from zero, ours by phase retrieval from several starts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 import fedprism as fp
-from fedprism.attacks import Encodings, GradientMatching, Labels, bn_exact
+from fedprism.attacks import Encodings, GradientMatching, Labels, MixedSamples, bn_exact
+from fedprism.attacks.base import joined
 from fedprism.defenses import Context, Defense, InstaHide, MixUp, Prune
 from fedprism.defenses.mixup import Mixing
 from fedprism.pixels import Normalization
 from fedprism.randomness import generator
 from fedprism.recipes.base import Outcome, Settings
 from fedprism.recipes.gradattack import (
-    ENGINE,
     ITERATIONS,
     Answers,
     Data,
     Target,
+    descending,
     in_batches,
     invert,
+    pull_weight,
     scored,
 )
 from fedprism.solvers import TotalVariation
@@ -38,6 +42,8 @@ from fedprism.solvers import TotalVariation
 QUICK_ITERATIONS = 150
 ENCODED, QUICK_ENCODED, PAPER_ENCODED = 4, 2, 20
 """For how many epochs the attacker collects encodings."""
+AT_ONCE = 0.02
+"""The weight of total variation for all epochs at once: chosen on test images, which are not attacked."""
 RIDGE = 1e-3
 """Against the noise on recovered encodings, when they are decoded."""
 
@@ -69,20 +75,28 @@ def method(case: Case, settings: Settings, *, adaptive: bool) -> GradientMatchin
     """The attack on one update."""
     signs = adaptive and isinstance(case.mixing, InstaHide)
     return replace(
-        bn_exact(),
+        descending(bn_exact(), settings.iterations_or(ITERATIONS, QUICK_ITERATIONS)),
         labels=Labels.KNOWN,
         priors=(TotalVariation(case.variation, magnitude=signs),),
-        iterations=settings.iterations_or(ITERATIONS, QUICK_ITERATIONS),
+        pull_weight=pull_weight(settings),
         adaptive=adaptive,
-        engine=ENGINE,
     )
 
 
-def epochs(case: Case, settings: Settings, *, adaptive: bool) -> int:
-    """For how many epochs this attacker has to look at what the client sends."""
-    if case.mixing is None or not adaptive:
-        return 1
+def method_at_once(case: Case, settings: Settings) -> MixedSamples:
+    """The attack on all updates of mixed images: more is said about an image, so that less needs to be believed."""
+    matching = method(case, settings, adaptive=True)
+    return MixedSamples(matching=replace(matching, priors=(TotalVariation(AT_ONCE),)))
+
+
+def encoded(settings: Settings) -> int:
+    """For how many epochs the adaptive attacker collects what the client sends of mixed images."""
     return QUICK_ENCODED if settings.quick else ENCODED
+
+
+def epochs(case: Case, settings: Settings, *, adaptive: bool) -> int:
+    """For how many epochs this attacker has to be asked: of MixUp it answers for all of them at once."""
+    return encoded(settings) if adaptive and isinstance(case.mixing, InstaHide) else 1
 
 
 def observe(
@@ -97,7 +111,12 @@ def observe(
     epoch: int = 0,
     only: int | None = None,
 ) -> Answers:
-    """What comes back of one epoch's gradients: the images, or their encodings, batch by batch or of one batch only."""
+    """What comes back of one epoch's gradients: the images, or their encodings, batch by batch or of one batch only.
+
+    Of MixUp, the adaptive attacker has the images out of all epochs' gradients.
+    """
+    if adaptive and _told_all(case):
+        return _at_once(case, model, data, images, size, settings)
     if case.mixing is not None:
         images, _ = encode(case.mixing, images, model, settings.seed, epoch)
     target = Target(model=model, defense=case.on_gradients, normalization=data.normalization)
@@ -114,6 +133,40 @@ def observe(
     return invert(chosen, target, batches, threat, settings, first=first)
 
 
+def _told_all(case: Case) -> bool:
+    """Whether the mixing is all there is between the images and what the network is fed."""
+    return case.mixing is not None and not isinstance(case.mixing, InstaHide)
+
+
+def _at_once(case: Case, model: nn.Module, data: Data, images: fp.Batch, size: int, settings: Settings) -> Answers:
+    """The images that explain the gradients of all epochs together."""
+    assert case.mixing is not None
+    target = Target(model=model, defense=case.on_gradients, normalization=data.normalization)
+    threat = fp.threats.honest_but_curious.granting("labels", "batchnorm_exact", "defense")
+    both = [encode(case.mixing, images, model, settings.seed, epoch) for epoch in range(encoded(settings))]
+    behind = [batch for encodings, _ in both for batch in in_batches(encodings, size)]
+    parts = [
+        fp.simulate(target.scenario(batch), threat, seed=settings.seed + number, device=settings.device)[0]
+        for number, batch in enumerate(behind)
+    ]
+    statistics = [part.knowledge.batchnorm_exact for part in parts]
+    whole, mixings = joined(parts), [mixing for _, mixing in both]
+    known = replace(
+        whole.knowledge,
+        batchnorm_exact=tuple(one for one in statistics if isinstance(one, Mapping)),
+        mixing={
+            "mapping": torch.cat([one.partners for one in mixings]),
+            "coefficients": torch.cat([one.coefficients for one in mixings]),
+            "updates": torch.cat([torch.full((len(batch),), number) for number, batch in enumerate(behind)]),
+        },
+    )
+    start = time.perf_counter()
+    found = fp.run(
+        method_at_once(case, settings), replace(whole, knowledge=known), seed=settings.seed, device=settings.device
+    )
+    return Answers(parts=(found,), seconds=(time.perf_counter() - start,))
+
+
 def leaked(
     case: Case,
     seen: Sequence[Answers],
@@ -125,11 +178,13 @@ def leaked(
 ) -> Outcome:
     """The score of what the attacker makes of the answers of its epochs: taken as they are, or decoded."""
     answers, chosen = seen[0], method(case, settings, adaptive=adaptive)
+    if adaptive and _told_all(case):
+        return scored(answers, images, data.normalization, settings, method=method_at_once(case, settings))
     if adaptive and case.mixing is not None:
         # Soft labels, which are given, say which encoding is which: the order is known.
         found = [part.inputs for one in seen for part in one.parts if part.inputs is not None]
         mixings = [drawn(case.mixing, len(images), settings.seed, epoch) for epoch in range(len(seen))]
-        decoding = Encodings(inner=chosen, masked=isinstance(case.mixing, InstaHide), ridge=RIDGE)
+        decoding = Encodings(inner=chosen, masked=True, ridge=RIDGE)
         answer = decoding.decode(
             torch.cat(found),
             torch.cat([one.partners for one in mixings]),

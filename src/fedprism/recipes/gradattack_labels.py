@@ -22,7 +22,6 @@ from fedprism.recipes.base import Announce, Entry, Recipe, Row, Settings
 from fedprism.recipes.gradattack import (
     ATTACKED_EPOCHS,
     CITATION,
-    ENGINE,
     ITERATIONS,
     LPIPS_NOTE,
     NULL,
@@ -34,7 +33,9 @@ from fedprism.recipes.gradattack import (
     Target,
     attacked_network,
     data_of,
+    descending,
     invert,
+    pull_weight,
     scored,
     strangers,
 )
@@ -104,8 +105,8 @@ def row(kind: str, size: int, answers: Mapping[str, Answers], data: Data, settin
 
 
 def attack(name: str, settings: Settings) -> GradientMatching:
-    iterations = settings.iterations_or(ITERATIONS, QUICK_ITERATIONS)
-    return replace(bn_exact(), labels=METHODS[name], iterations=iterations, engine=ENGINE)
+    method = descending(bn_exact(), settings.iterations_or(ITERATIONS, QUICK_ITERATIONS))
+    return replace(method, labels=METHODS[name], pull_weight=pull_weight(settings))
 
 
 def composed(kind: str, size: int, data: Data, settings: Settings) -> list[fp.Batch]:

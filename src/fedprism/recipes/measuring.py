@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 import torch
 from scipy.optimize import linear_sum_assignment
@@ -15,7 +15,9 @@ from torch import Tensor
 
 import fedprism as fp
 from fedprism import devices
-from fedprism.attacks import Attack
+from fedprism.attacks import Attack, CocktailParty
+from fedprism.attacks.cocktail_party import attacked_layer, images_with
+from fedprism.attacks.structure import trace
 from fedprism.client import Protocol
 from fedprism.defenses import Defense
 from fedprism.errors import BadInput
@@ -23,6 +25,7 @@ from fedprism.metrics import LpipsUnavailable, lpips, psnr
 from fedprism.randomness import generator
 from fedprism.recipes.base import Announce, Entry, Outcome, Settings
 from fedprism.recipes.victims import Victim
+from fedprism.solvers import FeatureInversion
 
 LPIPS, PSNR, FAITHFUL = "LPIPS", "PSNR", "over 40 dB"
 COSINE, MEDIAN_COSINE, CLOSE = "cosine", "median cosine", "over 0.9"
@@ -56,6 +59,11 @@ class Cell:
         )
         threat = fp.threats.honest_but_curious if len(clients) == 1 else fp.threats.secure_aggregation
         return fp.simulate(scenario, threat, seed=settings.seed + number, device=settings.device)
+
+
+class _Place(TypedDict):
+    seed: int
+    device: str | None
 
 
 class _Run(NamedTuple):
@@ -101,9 +109,39 @@ def play(cell: Cell, methods: Mapping[str, Attack], settings: Settings, announce
     return Played(entries, tuple(notes))
 
 
+@dataclass(frozen=True, kw_only=True, repr=False)
+class _Render(Attack):
+    """The last step of the Cocktail Party Attack, images from features, for chosen samples."""
+
+    features: Tensor
+    inversion: FeatureInversion
+    sized: bool
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"model", "input_shape"})
+
+    @property
+    def uses(self) -> frozenset[str]:
+        return frozenset({"bounds", "normalization"})
+
+    def run(self, observation: fp.Observation, rng: torch.Generator) -> fp.Reconstruction:
+        layer = attacked_layer(trace(observation))
+        assert layer is not None  # its inputs were found
+        features = self.features.to(observation.rounds[0].params[layer.weight])
+        found = images_with(observation, layer, features, self.inversion, rng, sized=self.sized)
+        return fp.Reconstruction(inputs=found.inputs)
+
+
 def _run(victim: Victim, attack: Attack, observation: fp.Observation, truth: fp.Truth, settings: Settings) -> _Run:
+    """Of a batch of which only some images are to be rendered, every method renders the same: the batch's first ones.
+
+    Which these are an attacker does not know, and need not: it renders any, or all.
+    """
+    place: _Place = {"seed": settings.seed, "device": settings.device}
+    renders = attack if isinstance(attack, CocktailParty) and attack.images and not attack.matching else None
     start = time.perf_counter()
-    found = fp.run(attack, observation, seed=settings.seed, device=settings.device)
+    found = fp.run(attack if renders is None else dataclasses.replace(renders, images=0), observation, **place)
     seconds = time.perf_counter() - start  # the result lies on the CPU: a GPU has been waited for
     values: dict[str, float] = {}
     cosines = None
@@ -114,6 +152,14 @@ def _run(victim: Victim, attack: Attack, observation: fp.Observation, truth: fp.
             MEDIAN_COSINE: float(cosines.median()),
             CLOSE: float((cosines > CLOSE_COSINE).double().mean()),
         }
+        if renders is not None:
+            start = time.perf_counter()
+            chosen = sorted(range(len(owners)), key=lambda row: (owners[row] < 0, owners[row]))[: renders.images]
+            features = found.features[chosen]
+            render = _Render(features=features, inversion=renders.inversion, sized=renders.bias_scale)
+            found = dataclasses.replace(found, inputs=fp.run(render, observation, **place).inputs)
+            owners = tuple(owners[row] for row in chosen)
+            seconds += time.perf_counter() - start
         found, truth = _ordered_by_features(found, truth, owners)
     scores, pictures = score_images(found, truth, settings)
     return _Run(values | scores, seconds, str(found.status), pictures, cosines)
@@ -192,7 +238,7 @@ def histogram(cosines: Tensor) -> Tensor:
 def _ordered_by_features(
     found: fp.Reconstruction, truth: fp.Truth, owners: tuple[int, ...]
 ) -> tuple[fp.Reconstruction, fp.Truth]:
-    """The images, rendered from the first of the recovered features, and the samples these belong to, in one order.
+    """The images, rendered from the first `owners` features, and the samples these belong to, in one order.
 
     Sixteen images would find flattering partners among a thousand samples by their pixels; by their features each has
     one.

@@ -30,6 +30,7 @@ from fedprism.recipes.mixing_trials import (
     LOOSE,
     MEASURES,
     MNIST,
+    ORDINARY,
     SEEN,
     SHOWN_TRIALS,
     STRICT,
@@ -49,6 +50,7 @@ MAP_SIZES = (1, 2, 4, 8)
 TRIALS, QUICK_TRIALS = 20, 2
 PUBLISHED = Effort(iterations=550, lr=0.05)
 CONTROL = Effort(iterations=1200, lr=0.025)
+CONTROLLED_WIDTH = 12
 QUICK_ITERATIONS = 40
 BLANK = "a blank image"
 READING = (
@@ -58,8 +60,9 @@ READING = (
     f"'{BLANK}': how often a blank image would pass {STRICT}."
 )
 ATTACKERS = (
-    "Labels are optimised jointly, starting from noise; weights and starting images are uniform, as in the paper. "
-    "effort: quasi-Newton steps x rate. All trials of a cell run in one tensor program."
+    "Labels are optimised jointly, starting from noise; starting images are uniform, and so are weights, on "
+    "[-0.5, 0.5], as in the paper, or as PyTorch initialises them. effort: quasi-Newton steps x rate. All trials of a "
+    "cell run in one tensor program."
 )
 DATA = (
     "MNIST, and faces of LFW at 32 x 32 pixels with one output for each of 158 people; the paper has 5,749. The paper "
@@ -68,7 +71,7 @@ DATA = (
 
 
 def cases(settings: Settings) -> Iterator[Case]:
-    """The dense layer, its control with more and shorter steps, and the maps of LeNets."""
+    """The dense layer, its control with more and shorter steps, the maps of LeNets, and what the paper leaves out."""
     iterations = settings.iterations_or(PUBLISHED.iterations, QUICK_ITERATIONS)
     effort = replace(PUBLISHED, iterations=iterations)
     first = DIGITS if settings.quick else MNIST
@@ -82,6 +85,21 @@ def cases(settings: Settings) -> Iterator[Case]:
             for size in settings.sizes_or(MAP_SIZES, QUICK_SIZES[:1]):
                 for loss in LOSSES.values():
                     yield Case(data=data, width=width, loss=loss, size=size, effort=effort)
+    if not settings.quick:
+        yield from _beyond(settings, effort)
+
+
+def _beyond(settings: Settings, effort: Effort) -> Iterator[Case]:
+    """The dense layer on faces and at PyTorch's weights, and the control on a LeNet."""
+    for size in settings.sizes_or(SIZES, QUICK_SIZES):
+        for loss in LOSSES.values():
+            yield Case(data=FACES, width=None, loss=loss, size=size, effort=effort)
+            yield Case(data=MNIST, width=None, loss=loss, size=size, effort=effort, weights=ORDINARY)
+    if settings.iterations is None:
+        for data in (MNIST, FACES):
+            for size in settings.sizes_or(MAP_SIZES, QUICK_SIZES):
+                for loss in LOSSES.values():
+                    yield Case(data=data, width=CONTROLLED_WIDTH, loss=loss, size=size, effort=CONTROL)
 
 
 def run(settings: Settings, announce: Announce) -> Iterator[Row]:
@@ -114,6 +132,7 @@ def rows(case: Case, cell: Mapping[str, Mapping[str, Any]], prices: Mapping[str,
                 "loss": loss_name(case.loss),
                 "labels": kind,
                 "batch": case.size,
+                "weights": case.weights,
                 "effort": str(case.effort),
             },
             entries={**entries, **prices.get(kind, {})},

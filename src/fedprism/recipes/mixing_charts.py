@@ -105,6 +105,39 @@ def _border(spot: tuple[int, int], placed: Mapping[tuple[int, int], float], left
     return [_line(*side, "#c00", 3) for beyond, side in sides.items() if placed.get(beyond, 0.0) > 0]
 
 
+def histograms(
+    title: str, panels: Mapping[str, Mapping[str, Sequence[float]]], *, ends: tuple[float, float], x: str, columns: int
+) -> Drawing:
+    """Panels in rows of `columns`; in each a line a series through the shares of equally wide classes between `ends`.
+
+    Series of all panels share their colours; each panel is as high as its largest share.
+    """
+    wide, tall, gap, aside = 190, 80, 52, 30
+    series = list(dict.fromkeys(name for panel in panels.values() for name in panel))
+    parts = [_text(LEFT, 18, title, bold=True)]
+    for number, (name, panel) in enumerate(panels.items()):
+        left, top = LEFT + (number % columns) * (wide + aside), TOP + 14 + (number // columns) * (tall + gap)
+        highest = max((share for shares in panel.values() for share in shares), default=0.0) or 1.0
+        parts += [_text(left, top - 5, name), _line(left, top + tall, left + wide, top + tall, RULE)]
+        for share in (0.0, 0.5, 1.0):
+            value = ends[0] + share * (ends[1] - ends[0])
+            parts.append(_text(left + wide * share, top + tall + 14, f"{value:g}", anchor="middle"))
+        for line, shares in panel.items():
+            places = [
+                f"{left + wide * (place + 0.5) / len(shares):.1f},{top + tall * (1 - share / highest):.1f}"
+                for place, share in enumerate(shares)
+            ]
+            colour = _colour(series.index(line))
+            parts.append(f'<polyline points="{" ".join(places)}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
+    right = LEFT + columns * (wide + aside)
+    for place, name in enumerate(series):
+        parts.append(_box(right + 14, TOP + 18 * place, 11, 11, _colour(place)))
+        parts.append(_text(right + 31, TOP + 10 + 18 * place, name))
+    high = TOP + 14 + -(-len(panels) // columns) * (tall + gap)
+    parts.append(_text(LEFT, high - 6, x))
+    return Drawing(right + 260, max(high + 10, TOP + 18 * len(series)), tuple(parts))
+
+
 def points(title: str, series: Mapping[str, Sequence[tuple[float, float]]], *, x: str, y: str) -> Drawing:
     """Points in the plane, one colour a series."""
     wide, tall = 380, 220

@@ -13,11 +13,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
 
 import fedprism as fp
 from fedprism import devices
@@ -25,7 +24,7 @@ from fedprism.defenses import GaussianNoise
 from fedprism.metrics import psnr
 from fedprism.randomness import generator
 from fedprism.recipes.base import Announce, Entry, Outcome, Recipe, Row, Settings
-from fedprism.recipes.sheets import bar_chart
+from fedprism.recipes.mixing_charts import histograms, page
 from fedprism.solvers.dense import absent_class, invert_dense
 
 LOSSES = {"cross-entropy": "cross_entropy", "softmax + MSE": "softmax_mse", "raw MSE": "mse"}
@@ -40,7 +39,7 @@ GOOD_PSNR = 25.0
 SIDE, QUICK_SIDE = 32, 16
 LEAST, MOST, BINS = -8, 2, 20
 """Powers of ten that the histogram of errors spans, and its bars."""
-GAP = 24
+HISTOGRAM = "pixels by power of ten of their error"
 DIVIDED, REFERRED, MEAN = "divided", "less an absent row", "mean of the batch"
 READING = (
     f"{ERROR}: the median over a batch's images of their mean absolute pixel error, pixels from 0 to 1, estimates cut "
@@ -59,7 +58,8 @@ SETTING = (
 DATA = (
     "Ten classes: MNIST, a hundred: CIFAR-100, 5,749: faces of LFW; a quick run: photographs. Data sets with fewer "
     "classes than outputs are spread over all outputs at random. A batch that the data has not enough images for is "
-    "left out. The paper shows histograms without numbers; those of all rows are in results.json."
+    "left out. The paper shows histograms without numbers; those of all rows are in results.json, those of batches of "
+    f"{TYPICAL_SIZE} in the figure."
 )
 
 
@@ -103,7 +103,6 @@ class Case:
     size: int
     labels: str
     noise: float = 0.0
-    drawn: bool = False
 
 
 def layers(settings: Settings) -> Iterator[Layer]:
@@ -123,7 +122,7 @@ def cases(settings: Settings) -> Iterator[Case]:
     typical = TYPICAL_SIZE if TYPICAL_SIZE in sizes else sizes[-1]
     for weights in (PUBLISHED, COMMON):
         for labels in (UNIQUE, RANDOM, EQUAL):
-            yield from (Case(weights=weights, size=n, labels=labels, drawn=n == typical) for n in sizes)
+            yield from (Case(weights=weights, size=size, labels=labels) for size in sizes)
     for noise in QUICK_NOISES if settings.quick else NOISES:
         for labels in (UNIQUE, EQUAL):
             yield Case(weights=COMMON, size=typical, labels=labels, noise=noise)
@@ -161,18 +160,10 @@ def play(layer: Layer, case: Case, settings: Settings, announce: Announce) -> li
         "batch": case.size,
         "noise": case.noise or "none",
     }
-    rows = [
+    return [
         Row(cell={**cell, "loss": name}, entries={MEAN: sum(means) / len(means), **_entries(found)})
         for name, found in read.items()
     ]
-    if not case.drawn:
-        return rows
-    lines = [[_counts(found[way]) for found in read.values() if found[way]] for way in (DIVIDED, REFERRED)]
-    caption = (
-        f"How many pixels are off by 10^{LEAST} to 10^{MOST}, for {', '.join(LOSSES)}, from left to right; "
-        f"above: {DIVIDED}, below, where a class is absent: {REFERRED}."
-    )
-    return [replace(rows[0], picture=_pictured([line for line in lines if line]), caption=caption), *rows[1:]]
 
 
 def _entries(found: Mapping[str, Sequence[Reading]]) -> dict[str, Entry]:
@@ -245,14 +236,36 @@ def _outcome(found: Sequence[Reading]) -> Outcome:
             ANSWERED: tuple(one.values[ANSWERED] for one in found),
         },
         seconds=tuple(one.seconds for one in found),
-        details={"pixels by power of ten of their error": _counts(found).tolist(), "from": LEAST, "to": MOST},
+        details={HISTOGRAM: _counts(found).tolist(), "from": LEAST, "to": MOST},
     )
 
 
-def _pictured(lines: Sequence[Sequence[Tensor]]) -> Tensor:
-    """Histograms side by side, one line of them below the other."""
-    charts = [[pad(bar_chart(counts), (0, GAP, 0, GAP), value=1.0) for counts in line] for line in lines]
-    return torch.cat([torch.cat(line, dim=2) for line in charts], dim=1)[:, :-GAP, :-GAP]
+def figure(rows: Sequence[Row]) -> str:
+    """Figures 1 to 3: how far pixels are off, by loss, for batches of one size without noise."""
+    clean = [row for row in rows if row.cell["noise"] == "none"]
+    sizes = {int(row.cell["batch"]) for row in clean}
+    typical = TYPICAL_SIZE if TYPICAL_SIZE in sizes else max(sizes, default=0)
+    drawn = []
+    for weights in (COMMON, PUBLISHED):
+        panels: dict[str, dict[str, list[float]]] = {}
+        for row in clean:
+            if (row.cell["weights"], row.cell["batch"]) != (weights, typical):
+                continue
+            panel = panels.setdefault(f"{row.cell['classes']} classes, {row.cell['labels']} labels", {})
+            for way in (DIVIDED, REFERRED):
+                entry = row.entries[way]
+                if isinstance(entry, Outcome):
+                    panel[f"{row.cell['loss']}, {way}"] = _shares(entry)
+        title = f"Errors of pixels, batches of {typical}, weights: {weights}"
+        axis = "power of ten of a pixel's error; upwards: share of the pixels"
+        drawn.append(histograms(title, panels, ends=(LEAST, MOST), x=axis, columns=3))
+    return page(drawn)
+
+
+def _shares(entry: Outcome) -> list[float]:
+    counts = entry.details[HISTOGRAM]
+    assert isinstance(counts, list)
+    return [count / max(1, sum(counts)) for count in counts]
 
 
 RECIPE = Recipe(
@@ -261,5 +274,6 @@ RECIPE = Recipe(
     citation="Eloul et al., Mixing Gradients Strategies, 2022, figures 1 to 3",
     shown=(ERROR, GOOD),
     run=run,
+    figure=figure,
     notes=(READING, ROWS, SETTING, DATA),
 )

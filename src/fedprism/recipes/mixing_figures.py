@@ -8,7 +8,7 @@ from fedprism.recipes.base import Outcome, Row
 from fedprism.recipes.mixing_accuracy import ACCURACY
 from fedprism.recipes.mixing_charts import Drawing, Rate, bars, maps, page, points
 from fedprism.recipes.mixing_direct import EQUAL, RANDOM
-from fedprism.recipes.mixing_trials import ATTACKS, CRITERIA, FACES, FAITHFUL, SEEN
+from fedprism.recipes.mixing_trials import ATTACKS, CRITERIA, FACES, FAITHFUL, SEEN, UNIFORM
 
 
 def strongest(row: Row, criterion: str) -> Rate | None:
@@ -22,39 +22,51 @@ def strongest(row: Row, criterion: str) -> Rate | None:
     return Rate(best.mean(criterion), *intervals[criterion])
 
 
+def as_published(rows: Sequence[Row]) -> list[Row]:
+    """With the paper's weights and its number of steps, which come first: the control is another picture."""
+    return [row for row in rows if row.cell["weights"] == UNIFORM and row.cell["effort"] == rows[0].cell["effort"]]
+
+
 def recovery_bars(rows: Sequence[Row]) -> list[Drawing]:
-    """Figure 5: the dense layer, for both thresholds of the paper, and where a blank image has to be beaten."""
+    """Figure 5: the dense layer, for both thresholds of the paper, where a blank image has to be beaten, and by MSE."""
     own = [row for row in rows if row.cell["network"] == "dense"]
-    efforts = dict.fromkeys(str(row.cell["effort"]) for row in own)
     drawn = list[Drawing]()
-    for effort in efforts:
+    for data, weights, effort in dict.fromkeys(map(_setting, own)):
         for criterion in CRITERIA:
             groups: dict[str, dict[str, Rate]] = {}
             for row in own:
-                rate = strongest(row, criterion) if row.cell["effort"] == effort else None
+                rate = strongest(row, criterion) if _setting(row) == (data, weights, effort) else None
                 if rate is not None:
                     series = f"{row.cell['loss']}, {row.cell['labels']} labels"
                     groups.setdefault(f"batch of {row.cell['batch']}", {})[series] = rate
-            drawn.append(bars(f"Dense layer, best attack, {criterion} ({effort})", groups))
+            title = f"Dense layer on {data}, {weights} weights, best attack, {criterion} ({effort})"
+            drawn.append(bars(title, groups))
     return drawn
 
 
+def _setting(row: Row) -> tuple[object, ...]:
+    return tuple(row.cell[name] for name in ("data", "weights", "effort"))
+
+
 def recovery_maps(rows: Sequence[Row]) -> list[Drawing]:
-    """Figure 7: LeNets, channels across and batch sizes upwards; digits by AVD, faces by MSE."""
+    """Figure 7: LeNets, channels across and batch sizes upwards, by what the paper decides such data by and the other.
+
+    Digits are decided by AVD, faces by MSE.
+    """
     drawn = list[Drawing]()
     own = [row for row in rows if row.cell["network"] == "lenet"]
     for data in dict.fromkeys(str(row.cell["data"]) for row in own):
-        criterion = FAITHFUL if data == FACES else SEEN
-        for kind in (RANDOM, EQUAL):
-            panels: dict[str, dict[tuple[int, int], float]] = {}
-            for row in own:
-                rate = strongest(row, criterion)
-                if rate is not None and (row.cell["data"], row.cell["labels"]) == (data, kind):
-                    spot = int(row.cell["channels"]), int(row.cell["batch"])
-                    panels.setdefault(str(row.cell["loss"]), {})[spot] = rate.value
-            if panels:
-                title = f"LeNet on {data}, {kind} labels, best attack, {criterion}"
-                drawn.append(maps(title, panels, x="channels", y="batch"))
+        for criterion in (FAITHFUL, SEEN) if data == FACES else (SEEN, FAITHFUL):
+            for kind in (RANDOM, EQUAL):
+                panels: dict[str, dict[tuple[int, int], float]] = {}
+                for row in own:
+                    rate = strongest(row, criterion)
+                    if rate is not None and (row.cell["data"], row.cell["labels"]) == (data, kind):
+                        spot = int(row.cell["channels"]), int(row.cell["batch"])
+                        panels.setdefault(str(row.cell["loss"]), {})[spot] = rate.value
+                if panels:
+                    title = f"LeNet on {data}, {kind} labels, best attack, {criterion}"
+                    drawn.append(maps(title, panels, x="channels", y="batch"))
     return drawn
 
 
@@ -62,15 +74,25 @@ def accuracy_points(rows: Sequence[Row]) -> list[Drawing]:
     """Figures 6 and 8 against 5 and 7: accuracy against the mean recovery rate of all batch sizes beyond 1."""
     drawn = list[Drawing]()
     for name in ("dense", "lenet"):
-        series: dict[str, list[tuple[float, float]]] = {}
-        for row in rows:
-            cost, rate = row.entries.get(ACCURACY), strongest(row, SEEN)
-            if row.cell["network"] == name and isinstance(cost, float) and rate is not None and row.cell["batch"] != 1:
-                series.setdefault(f"{row.cell['loss']}, {row.cell['labels']} labels", []).append((rate.value, cost))
-        means = {key: [(sum(a for a, _ in own) / len(own), own[0][1])] for key, own in series.items()}
-        if means:
-            drawn.append(points(f"{name}: accuracy against recovery", means, x=f"rate, {SEEN}", y="accuracy, %"))
+        for criterion in (SEEN, FAITHFUL):
+            series: dict[str, list[tuple[float, float]]] = {}
+            for row in rows:
+                if row.cell["network"] != name or row.cell["batch"] == 1:
+                    continue
+                own = series.setdefault(f"{row.cell['loss']}, {row.cell['labels']} labels", [])
+                cost, rate = row.entries.get(ACCURACY), strongest(row, criterion)
+                if isinstance(cost, float) and rate is not None:
+                    own.append((rate.value, cost))
+            means = {key: _mean(own) for key, own in series.items()}
+            if any(means.values()):
+                title = f"{name}: accuracy against recovery, {criterion}"
+                drawn.append(points(title, means, x=f"rate, {criterion}", y="accuracy, %"))
     return drawn
+
+
+def _mean(own: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """One point with the mean rate; none where there is no accuracy."""
+    return [(sum(rate for rate, _ in own) / len(own), own[0][1])] if own else []
 
 
 def distance_points(rows: Sequence[Row]) -> list[Drawing]:
@@ -92,4 +114,5 @@ def distance_points(rows: Sequence[Row]) -> list[Drawing]:
 
 
 def figure(rows: Sequence[Row]) -> str:
-    return page([*recovery_bars(rows), *recovery_maps(rows), *accuracy_points(rows), *distance_points(rows)])
+    main = as_published(rows)
+    return page([*recovery_bars(rows), *recovery_maps(main), *accuracy_points(main), *distance_points(main)])

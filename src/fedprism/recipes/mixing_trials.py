@@ -38,6 +38,8 @@ MEASURES = {
 }
 """What is compared with what: a score of `score_trials`, and the threshold below which the trial succeeded."""
 CRITERIA = tuple(MEASURES)
+UNIFORM, ORDINARY = "uniform", "PyTorch's"
+"""Weights that an attacked network has: uniform on [-0.5, 0.5] as in the paper, or as PyTorch initialises them."""
 SHOWN_TRIALS = 8
 
 
@@ -64,13 +66,14 @@ class Case:
     loss: str
     size: int
     effort: Effort
+    weights: str = UNIFORM
 
     @property
     def network(self) -> str:
         return "dense" if self.width is None else "lenet"
 
     def model(self, images: fp.data.ImageSet, rng: torch.Generator) -> nn.Module:
-        return network(images, self.width, rng)
+        return network(images, self.width, rng, self.weights)
 
 
 def images(name: str, settings: Settings, split: str = "test") -> fp.data.ImageSet:
@@ -86,13 +89,16 @@ def loss_name(loss: str) -> str:
     return next(name for name, known in LOSSES.items() if known == loss)
 
 
-def network(images: fp.data.ImageSet, width: int | None, rng: torch.Generator) -> nn.Module:
-    """Weights uniform on [-0.5, 0.5], as in the paper."""
+def network(images: fp.data.ImageSet, width: int | None, rng: torch.Generator, weights: str = UNIFORM) -> nn.Module:
+    """A LeNet of so many channels, or the dense layer."""
     shape = tuple(images.images.shape[1:])
+    seed = int(torch.randint(2**31, (), generator=rng)) if weights == ORDINARY else 0
     if width is None:
-        model = fp.models.build("dense", input_shape=shape, classes=images.classes, seed=0)
+        model = fp.models.build("dense", input_shape=shape, classes=images.classes, seed=seed)
     else:
-        model = fp.models.build("lenet", input_shape=shape, classes=images.classes, width=width, seed=0)
+        model = fp.models.build("lenet", input_shape=shape, classes=images.classes, width=width, seed=seed)
+    if weights == ORDINARY:
+        return model
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.rand(parameter.shape, generator=rng) - 0.5)

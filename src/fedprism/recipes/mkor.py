@@ -21,14 +21,15 @@ from fedprism.metrics import psnr, ssim
 from fedprism.randomness import generator, seeded_layers
 from fedprism.recipes.base import Announce, Entry, Outcome, Settings
 from fedprism.recipes.measuring import NOT_APPLICABLE, OUT_OF_MEMORY, PSNR, SHOWN_IMAGES
-from fedprism.solvers.windows import softened_midpoint
+from fedprism.solvers.windows import interpolated_midpoint, softened_midpoint
 
 CITATION = "Wang, Hugh, Li, Maximum Knowledge Orthogonality Reconstruction, 2023"
 SSIM, BEST_SSIM, BEST_PSNR, ANSWERED, ALONE = "SSIM", "best SSIM", "best PSNR", "answered", "alone"
 SHOWN = (BEST_SSIM, SSIM, BEST_PSNR, PSNR, ANSWERED)
 ORDER = "best SSIM, average SSIM, best PSNR, average PSNR"
 
-DUMP, SOFTENED, SMOOTH = "midpoint", "midpoint, softened", "smoothest"
+DUMP, INTERPOLATED, SOFTENED = "midpoint", "midpoint, interpolated", "midpoint, softened"
+SMOOTH, SPARE = "smoothest", "spare channels, smoothest"
 EQUAL, NODES = "equal logits, midpoint", "several nodes, smoothest"
 SCORED = (
     "An answer is compared with the private images of the class it is for, the best one-to-one among several; averages "
@@ -40,8 +41,10 @@ LOSS = (
     "from a batch of all of them; with several nodes a class all can be read."
 )
 DECODERS = (
-    f"'{DUMP}': the middle of the tightest bounds, as the paper says. '{SOFTENED}': followed by means of 5 x 5, as its "
-    f"code does. '{SMOOTH}': the smoothest image with the same maxima and minima in all windows."
+    f"'{DUMP}': the middle of the tightest bounds, as the paper says. '{INTERPOLATED}': between the centres of the "
+    f"lattice's cells by cubic interpolation, within the bounds. '{SOFTENED}': followed by means of 5 x 5, as the "
+    f"paper's code does. '{SMOOTH}': the smoothest image with the same maxima and minima in all windows. '{SPARE}': "
+    "those of the blurred grey image too, which channels carry that the paper leaves unused."
 )
 
 
@@ -241,12 +244,14 @@ def _outcome(attack: Attack, runs: list[_Run]) -> Outcome:
 
 
 def decoders(nodes: int, settings: Settings, middle: float = 0.0) -> dict[str, Attack]:
-    """MKOR with a dump class and three decoders, with equal logits, and with several nodes a class."""
+    """MKOR with a dump class and five ways to decode, with equal logits, and with several nodes a class."""
     smooth = Smoothest(iterations=settings.iterations_or(100, 30), middle=middle)
     return {
         DUMP: Mkor(reference=Reference.DUMP_CLASS),
+        INTERPOLATED: Mkor(reference=Reference.DUMP_CLASS, decoder=interpolated_midpoint),
         SOFTENED: Mkor(reference=Reference.DUMP_CLASS, decoder=softened_midpoint),
         SMOOTH: Mkor(reference=Reference.DUMP_CLASS, decoder=smooth),
+        SPARE: Mkor(reference=Reference.DUMP_CLASS, blurred=True, decoder=replace(smooth, middle=0.0)),
         EQUAL: Mkor(),
         NODES: Mkor(nodes=nodes, decoder=smooth),
     }
@@ -258,12 +263,12 @@ def alone(size: int, classes: int) -> float:
 
 
 def small_chain(settings: Settings) -> Victim:
-    """The quick stand-in for VGG-16: three convolutions with pools and three dense layers, on enlarged photographs."""
+    """The quick stand-in for VGG-16: four convolutions with pools and three dense layers, on enlarged photographs."""
     images = fp.data.load("photos", size=16, crops=16)
     with seeded_layers(generator(settings.seed, "network")):
-        layers: list[nn.Module] = []
-        for before, after in ((3, 12), (12, 24), (24, 96)):
+        layers: list[nn.Module] = [nn.Conv2d(3, 12, 3, padding=1), nn.ReLU()]
+        for before, after in ((12, 12), (12, 32), (32, 128)):
             layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
-        layers += [nn.Flatten(), nn.Linear(96 * 64, 96), nn.ReLU(), nn.Linear(96, 64), nn.ReLU(), nn.Linear(64, 8)]
-    note = f"Quick: three convolutions, {len(images)} crops of the embedded photographs, enlarged from 16 to 64 pixels."
+        layers += [nn.Flatten(), nn.Linear(128 * 64, 96), nn.ReLU(), nn.Linear(96, 64), nn.ReLU(), nn.Linear(64, 8)]
+    note = f"Quick: four convolutions, {len(images)} crops of the embedded photographs, enlarged from 16 to 64 pixels."
     return Victim(name="photos", model=nn.Sequential(*layers), images=images, side=64, note=note)

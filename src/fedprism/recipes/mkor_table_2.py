@@ -64,9 +64,19 @@ def lenets(settings: Settings) -> dict[str, mkor.Victim]:
             nn.Sigmoid(),
             nn.Linear(84, 10),
         )
-    note = f"LeNet-5 with sigmoids, average pools and zero padding, fresh parameters; {len(images):,} images of {name}."
+    note = (
+        f"LeNet-5 with sigmoids, average pools and zero padding, parameters drawn as DLG's authors draw them; "
+        f"{len(images):,} images of {name}."
+    )
+    # From torch's own initialisation, sigmoids let hardly any of a gradient through: DLG ends where it starts.
     return {
-        network: mkor.Victim(name=name, model=model, images=images, side=SIDE, note=note)
+        network: mkor.Victim(
+            name=name,
+            model=fp.models.uniform_(model, seed=settings.seed),
+            images=images,
+            side=SIDE,
+            note=note,
+        )
         for network, model in ((ORIGINAL, original), (STRIDES, strides))
     }
 

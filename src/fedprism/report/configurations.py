@@ -5,11 +5,12 @@ A folder may come from anywhere, so that every entry is checked before a page is
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedprism.audit import Audit
 from fedprism.audit.grid import configuration_key
@@ -23,8 +24,11 @@ NO_DEFENSE = "none"
 SETTING = ("clients", "batch_size", "protocol", "loss")
 
 
+Count = Annotated[int, Field(ge=0, le=2**53)]
+
+
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
 
 class Figure(_Part):
@@ -46,8 +50,8 @@ class Cell(_Part):
     threat: str = ""
     defense: str = NO_DEFENSE
     defense_settings: str = ""
-    clients: int = 1
-    batch_size: int = 0
+    clients: Count = 1
+    batch_size: Count = 0
     protocol: str = ""
     loss: str = ""
     capture: str = ""
@@ -58,15 +62,15 @@ class Configuration(_Part):
 
     key: str
     cell: Cell
-    outcomes: dict[str, int]
+    outcomes: dict[str, Count]
     reasons: tuple[str, ...]
     statuses: tuple[str, ...]
     knowledge_used: tuple[str, ...]
     metrics: dict[str, Figure]
     nulls: dict[str, dict[str, float]]
     by_column: dict[str, float]
-    samples: int
-    answered: int
+    samples: Count
+    answered: Count
     labels_leaked: float | None
     residual: float | None
     accuracy: float | None
@@ -107,13 +111,16 @@ def configurations(audit: Audit) -> tuple[Configuration, ...]:
     try:
         if not isinstance(audit.plan, Mapping) or not all(isinstance(each, Mapping) for each in audit.skipped):
             raise TypeError
-        return tuple(
-            Configuration.model_validate({**entry, "key": configuration_key(entry["cell"])}) for entry in audit.summary
-        )
-    except (ValidationError, TypeError, KeyError, AttributeError) as error:
+        return tuple(map(_configuration, audit.summary))
+    except (ValidationError, TypeError, KeyError, AttributeError, ValueError, RecursionError) as error:
         raise BadInput(
             "expected configurations in results.json as fedprism audit writes them, found others; run the audit again."
         ) from error
+
+
+def _configuration(entry: Mapping[str, Any]) -> Configuration:
+    """Strictly, as JSON: there lists become tuples without words becoming numbers."""
+    return Configuration.model_validate_json(json.dumps({**entry, "key": configuration_key(entry["cell"])}))
 
 
 def measured(rows: Sequence[Configuration], plan: Mapping[str, Any]) -> list[str]:

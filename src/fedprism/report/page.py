@@ -26,6 +26,7 @@ from fedprism.report.configurations import (
     settings,
     shared_setting,
 )
+from fedprism.report.gates import gate_lines
 from fedprism.report.judging import RECOGNISABLE_COLUMNS, Leak, judge
 from fedprism.report.protocol import load_kept
 
@@ -70,6 +71,7 @@ def render(audit: Audit, *, show_images: bool | None = None) -> str:
         leak=verdict.overall(rows),
         headline=verdict.headline(rows, first),
         findings=verdict.findings(rows, first),
+        gates=gate_lines(audit),
         protocol=load_kept(audit.root),
         advice=advised,
         options=choices,

@@ -15,11 +15,19 @@ from .dense import (
 )
 from .distances import cosine, squared_error
 from .exact_batch import Behind, ExactBatch, ExactStatus, exact_batch
-from .features import FeatureInversion, InvertedFeatures, feature_cosine, feature_error, invert_features
+from .features import (
+    FeatureInversion,
+    InvertedFeatures,
+    feature_cosine,
+    feature_error,
+    first_guess,
+    invert_features,
+    published_inversion,
+)
 from .graphs import Engine, Repeated, Stepping
 from .ica import StudentICA, Unmixing, UnmixStatus, unmix
 from .labels import LabelRecovery, LabelStatus, label_counts, unique_labels
-from .matching import LBFGS, Adam, Matching, MatchingStatus, match_gradients
+from .matching import LBFGS, Adam, Matching, MatchingStatus, Search, match_gradients
 from .mixture import Mixture, reduce_mixture
 from .participation import (
     Identifiability,
@@ -43,7 +51,15 @@ from .priors import (
 )
 from .published import CocktailObjective, embedding_objective
 from .trials import Trials, TrialStatus, match_trials
-from .windows import Lattice, Smoothest, WindowStatus, midpoint, smoothest_means, softened_midpoint
+from .windows import (
+    Lattice,
+    Smoothest,
+    WindowStatus,
+    interpolated_midpoint,
+    midpoint,
+    smoothest_means,
+    softened_midpoint,
+)
 
 __all__ = [
     "LBFGS",
@@ -74,6 +90,7 @@ __all__ = [
     "Participation",
     "ParticipationStatus",
     "Repeated",
+    "Search",
     "Smoothest",
     "Stepping",
     "StudentICA",
@@ -94,7 +111,9 @@ __all__ = [
     "exact_batch",
     "feature_cosine",
     "feature_error",
+    "first_guess",
     "identifiable_users",
+    "interpolated_midpoint",
     "invert_dense",
     "invert_features",
     "invert_single",
@@ -106,6 +125,7 @@ __all__ = [
     "nonlocal_means",
     "numerical_rank",
     "orthogonality",
+    "published_inversion",
     "recover_participation",
     "reduce_mixture",
     "smoothest_means",

@@ -12,7 +12,11 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from .factors import Factors
+
 Gradients: TypeAlias = Sequence[Tensor]
+Sent: TypeAlias = Sequence[Tensor | Factors]
+"""Gradients, of which those of large weights may be kept as factors."""
 Distance: TypeAlias = Callable[[Gradients, Gradients], Tensor]
 
 
@@ -32,25 +36,29 @@ def cosine(gradients: Gradients, target: Gradients) -> Tensor:
 
 
 class Slope(NamedTuple):
-    """A distance and its derivative by the gradients, which is `scale` times `direction`."""
+    """A distance and its derivative, which is `scale` times that of `outputs` along `direction`."""
 
     value: Tensor
     scale: Tensor
+    outputs: list[Tensor]
+    """The gradients; of those kept as factors, what the distance asks of them."""
     direction: list[Tensor]
 
 
-def slope_towards(distance: Distance, target: Gradients) -> Callable[[Gradients], Slope]:
+def slope_towards(distance: Distance, target: Gradients) -> Callable[[Sent], Slope]:
     """The distance to `target` and its derivative: of the cosine in closed form, of others by autograd."""
     if distance is cosine and len({tensor.dtype for tensor in target}) == 1:
         return _CosineSlope(target)
 
-    def slope(gradients: Gradients) -> Slope:
-        leaves = [gradient.detach().requires_grad_() for gradient in gradients]
+    def slope(sent: Sent) -> Slope:
         with torch.enable_grad():
+            gradients = [g.written(t) if isinstance(g, Factors) else g for g, t in zip(sent, target, strict=True)]
+            leaves = [gradient.detach().requires_grad_() for gradient in gradients]
             value = distance(leaves, target)
         return Slope(
             value.detach(),
             torch.ones_like(value),
+            gradients,
             list(torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True)),
         )
 
@@ -65,34 +73,48 @@ class _CosineSlope:
     """
 
     def __init__(self, target: Gradients) -> None:
-        self.shapes = [tensor.shape for tensor in target]
-        self.target = self._flat(target)
+        self.target, self.flat = target, _flat(target)
         tiny = torch.finfo(target[0].dtype).tiny
-        self.length = (self._product(self.target, self.target) + tiny).sqrt()
+        self.length = (_products(self.flat, self.flat)[1] + tiny).sqrt()
         # The floor keeps the derivative finite where every entry is zero (a batch that no unit reacts to).
         self.floor = tiny
 
-    def __call__(self, gradients: Gradients) -> Slope:
-        flat = self._flat(gradients)
-        product, norm = self._product(flat, self.target), self._product(flat, flat) + self.floor
+    def __call__(self, sent: Sent) -> Slope:
+        pairs = list(zip(sent, self.target, strict=True))
+        written = [gradient for gradient in sent if isinstance(gradient, Tensor)]
+        with torch.enable_grad():
+            asked = [ask for g, t in pairs if isinstance(g, Factors) for ask in (g.along(t), g.square())]
+        found = _flat(written)
+        wanted = [t.reshape(-1) for g, t in pairs if isinstance(g, Tensor)] if asked else self.flat
+        product, norm = _products(found, wanted)
+        product, norm = (sum(part.detach() for part in asked[k::2]) + total for k, total in enumerate((product, norm)))
+        norm = norm + self.floor
         scale = -1 / (norm.sqrt() * self.length)
         share = -product / norm
-        left = [torch.addcmul(wanted, found, share) for wanted, found in zip(self.target, flat, strict=True)]
-        if len(left) < len(self.shapes):
-            left = list(torch.split(left[0], [shape.numel() for shape in self.shapes]))
-        direction = [part.view(shape) for part, shape in zip(left, self.shapes, strict=True)]
-        return Slope(1 + product * scale, scale, direction)
-
-    @staticmethod
-    def _flat(tensors: Gradients) -> list[Tensor]:
-        flat = [tensor.detach().reshape(-1) for tensor in tensors]
-        return [torch.cat(flat)] if flat[0].is_cuda else flat
-
-    @staticmethod
-    def _product(first: list[Tensor], second: list[Tensor]) -> Tensor:
-        return torch.stack([_dot(a, b) for a, b in zip(first, second, strict=True)]).sum()
+        left = [torch.addcmul(w, f, share) for w, f in zip(wanted, found, strict=True)]
+        if len(left) < len(written):
+            left = list(torch.split(left[0], [gradient.numel() for gradient in written]))
+        direction = [part.view(gradient.shape) for part, gradient in zip(left, written, strict=True)]
+        # Of a gradient that is kept as factors: by its product with the target, and by its square, which counts twice.
+        ways = [torch.ones_like(share), share / 2] * (len(asked) // 2)
+        return Slope(1 + product * scale, scale, [*written, *asked], [*direction, *ways])
 
 
-def _dot(first: Tensor, second: Tensor) -> Tensor:
-    # On a CPU `dot` adds up one after the other, which loses digits in long vectors; `sum` adds up pairs.
-    return torch.dot(first, second) if first.is_cuda or len(first) <= 2**16 else (first * second).sum()
+def _flat(tensors: Gradients) -> list[Tensor]:
+    flat = [tensor.detach().reshape(-1) for tensor in tensors]
+    return [torch.cat(flat)] if flat[0].is_cuda else flat
+
+
+STRETCH = 2**16
+"""Entries that a CPU adds up one after the other: more lose digits, and these stay in its cache for a second look."""
+
+
+def _products(found: list[Tensor], wanted: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """<found, wanted> and <found, found>."""
+    across, along = list[Tensor](), list[Tensor]()
+    for f, w in zip(found, wanted, strict=True):
+        step = max(1, len(f)) if f.is_cuda else STRETCH
+        for a, b in zip(torch.split(f, step), torch.split(w, step), strict=True):
+            across.append(torch.dot(a, b))
+            along.append(torch.dot(a, a))
+    return torch.stack(across).sum(), torch.stack(along).sum()

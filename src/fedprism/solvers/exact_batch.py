@@ -39,7 +39,7 @@ from .ica import Box, StudentICA, Unmixing, scale_rows, separate_by_likelihood, 
 from .matching import Progress
 from .mixture import Mixture
 from .published import CocktailObjective
-from .signals import candidate_labels, correction_directions, is_rectified
+from .signals import candidate_labels, correction_directions, fitting_labels, is_rectified
 
 __all__ = ["Behind", "ExactBatch", "ExactStatus", "exact_batch"]
 
@@ -183,7 +183,7 @@ def _confirm_all(problem: Problem, best: Assessment, iterations: int, progress: 
 
     Where nothing moves any more, all columns are looked for again, then worse fits are let through.
     """
-    state, again = best.state, False
+    state, again, separated_beside = best.state, False, MOST
     tolerance = CONFIRMED if bias_is_trusted(problem, state) else NOISY
     for iteration in range(iterations):
         before = state
@@ -203,12 +203,16 @@ def _confirm_all(problem: Problem, best: Assessment, iterations: int, progress: 
             again and not gained and not refined and (complete or tolerance >= LOOSEST)
         ):
             break
-        hopeless = iteration >= 4 and float(state.found(CERTAIN).double().mean()) < 0.5
-        if problem.responses_change is not None and (hopeless or (again and not gained)):
+        certain = float(state.found(CERTAIN).double().mean())
+        if problem.responses_change is not None and ((iteration >= 4 and certain < MOST) or (again and not gained)):
             break  # a loose fit to an average is worth nothing
-        if again and not gained and not complete:
-            tolerance = min(LOOSENING * tolerance, LOOSEST)
+        stuck = again and not gained and not complete
         again = not gained or complete
+        if stuck and certain > separated_beside:
+            # What fits nearly leaves more of itself in the others than a quiet sample has: it is separated with them.
+            state, again, separated_beside = _resolve_others(problem, _certain_only(state), CERTAIN), False, certain
+        elif stuck:
+            tolerance = min(LOOSENING * tolerance, LOOSEST)
     return best
 
 
@@ -232,6 +236,10 @@ def _find(problem: Problem, state: State, tolerance: float, again: bool) -> Stat
         behind = problem.behind
         entries = signed_columns(state)[todo[rest]] @ basis.T
         labels = candidate_labels(behind.network, behind.loss, activations[rest], entries)
+        if again:
+            # Where nothing came of the estimated column, it is no guide to the label either.
+            others = fitting_labels(behind.network, behind.loss, activations[rest], problem.complement)
+            labels = torch.where(state.found(tolerance)[todo[rest]], labels, others)
         signals, directions = correction_directions(behind.network, behind.loss, activations[rest], labels)
         weights = surety[rest].clamp(min=0.02)
         if problem.responses_change is not None:
@@ -262,6 +270,11 @@ def _without_repeats(state: State) -> State:
     repeated = torch.zeros_like(found)
     repeated[order] = (same.tril(-1) & found.unsqueeze(0)).any(1) & found
     return state._replace(residuals=torch.where(repeated, torch.inf, state.residuals))
+
+
+def _certain_only(state: State) -> State:
+    """The state with every column forgotten that fits nearly."""
+    return state._replace(residuals=torch.where(state.found(CERTAIN), state.residuals, torch.inf))
 
 
 def _resolve_others(problem: Problem, state: State, tolerance: float) -> State:

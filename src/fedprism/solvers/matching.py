@@ -18,10 +18,10 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from .distances import Distance, Gradients, Slope, cosine, slope_towards
+from .distances import Distance, Gradients, Sent, cosine, slope_towards
 from .graphs import Engine, Repeated
+from .objective import Objective, Parts, Prior
 
-Prior: TypeAlias = Callable[[Tensor], Tensor]
 Progress: TypeAlias = Callable[[int, int], None]
 
 
@@ -66,89 +66,67 @@ class LBFGS:
     line_search: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """What gradient matching minimises and how: `distance` plus `priors` of the inputs, from a start.
+
+    optimizer and its learning rate `lr`, for so many `iterations` or until the objective is below `tolerance`.
+    box (low, high), broadcastable to the inputs: Adam is projected onto it after every step, L-BFGS, whose memory of
+    curvature that would spoil, only at the end. progress(done, iterations) is called after each iteration. `engine`
+    says how they are run.
+    """
+
+    distance: Distance = cosine
+    priors: Sequence[Prior] = ()
+    optimizer: Adam | LBFGS = Adam()
+    lr: float = 0.1
+    iterations: int = 1000
+    tolerance: float = 0.0
+    box: tuple[Tensor, Tensor] | None = None
+    progress: Progress | None = None
+    engine: Engine = Engine()  # noqa: RUF009 (frozen)
+
+    def report(self, done: int) -> None:
+        if self.progress is not None:
+            self.progress(done, self.iterations)
+
+
 def match_gradients(
-    gradients_of: Callable[[Tensor, Tensor | None], Gradients],
+    gradients_of: Callable[[Tensor, Tensor | None], Sent],
     target: Gradients,
     start: Tensor,
+    search: Search = Search(),  # noqa: B008 (frozen)
     *,
     label_start: Tensor | None = None,
-    distance: Distance = cosine,
-    priors: Sequence[Prior] = (),
-    optimizer: Adam | LBFGS | None = None,
-    lr: float = 0.1,
-    iterations: int = 1000,
-    tolerance: float = 0.0,
-    box: tuple[Tensor, Tensor] | None = None,
-    progress: Progress | None = None,
-    engine: Engine | None = None,
+    parts: Parts | None = None,
 ) -> Matching:
-    """Minimise distance(gradients_of(inputs, label_logits), target) + priors(inputs) from `start`.
+    """Find inputs, from `start`, with gradients_of(inputs, label_logits) close to `target` as `search` says.
 
     gradients_of must be differentiable; label_start (batch, classes) are logits optimised along with the inputs, None
-    keeps the labels fixed. `box` (low, high), broadcastable to the inputs: Adam is projected onto it after every step,
-    L-BFGS, whose memory of curvature that would spoil, only at the end. `engine` says how iterations are run.
+    keeps the labels fixed. `parts`: where gradients_of is a mean over samples, how to ask for some of them at a time;
+    it costs a further pass.
     """
     inputs = start.detach().clone().requires_grad_()
     logits = None if label_start is None else label_start.detach().clone().requires_grad_()
-    variables = [inputs] if logits is None else [inputs, logits]
-    objective = _Objective(gradients_of, inputs, logits, slope_towards(distance, target), tuple(priors))
-    best = _Best(variables)
-    budget = _Budget(lr, iterations, tolerance, box, progress or (lambda done, total: None))
-    engine = engine or Engine()
-    with engine.settings():
-        if isinstance(optimizer, LBFGS):
-            history, converged = _minimise_lbfgs(objective, variables, best, optimizer, budget)
+    slope = slope_towards(search.distance, target)
+    objective = Objective(gradients_of, inputs, logits, slope, tuple(search.priors), parts)
+    best = _Best(objective.variables)
+    with search.engine.settings():
+        if isinstance(search.optimizer, LBFGS):
+            history, converged = _minimise_lbfgs(objective, best, search.optimizer, search)
             stepping = "step by step, because L-BFGS decides on the way"
         else:
-            descent = _AdamDescent(objective, variables, best, optimizer or Adam(), budget)
-            step = Repeated(descent.step, start.device, graph=engine.graph)
-            history, converged = _minimise_adam(descent, step, budget)
+            descent = _AdamDescent(objective, best, search.optimizer, search)
+            step = Repeated(descent.step, start.device, graph=search.engine.graph)
+            history, converged = _minimise_adam(descent, step, search)
             stepping = str(step)
     value = float(best.value)
     status = MatchingStatus.CONVERGED if converged else MatchingStatus.ITERATIONS
     status = status if value < float("inf") else MatchingStatus.DIVERGED
     found_inputs = best.copies[0]
-    if box is not None:
-        found_inputs = found_inputs.clamp(*box)
+    if search.box is not None:
+        found_inputs = found_inputs.clamp(*search.box)
     return Matching(found_inputs, best.copies[1] if logits is not None else None, value, history, status, stepping)
-
-
-class _Budget(NamedTuple):
-    lr: float
-    iterations: int
-    tolerance: float
-    box: tuple[Tensor, Tensor] | None
-    progress: Progress
-
-
-@dataclass(frozen=True)
-class _Objective:
-    """Distance plus priors at the variables as they are, and the derivative by each of them."""
-
-    gradients_of: Callable[[Tensor, Tensor | None], Gradients]
-    inputs: Tensor
-    logits: Tensor | None
-    slope_of: Callable[[Gradients], Slope]
-    priors: tuple[Prior, ...]
-
-    def __call__(self) -> tuple[Tensor, list[Tensor]]:
-        variables = [self.inputs] if self.logits is None else [self.inputs, self.logits]
-        gradients = self.gradients_of(self.inputs, self.logits)
-        with torch.no_grad():
-            value, scale, direction = self.slope_of(gradients)
-        outputs, directions = list(gradients), direction
-        if self.priors:
-            penalty = torch.stack([prior(self.inputs) for prior in self.priors]).sum()
-            value = value + penalty.detach()
-            # One pass back for all: the scale that its result is multiplied by is divided out of the priors' share.
-            outputs, directions = [*outputs, penalty], [*directions, 1 / scale]
-        # Gradients that no input changes (a bias under some losses) have nothing to say.
-        moving = [(output, way) for output, way in zip(outputs, directions, strict=True) if output.requires_grad]
-        if not moving:
-            return value, [torch.zeros_like(variable) for variable in variables]
-        outputs, directions = map(list, zip(*moving, strict=True))
-        slopes = torch.autograd.grad(outputs, variables, directions, allow_unused=True, materialize_grads=True)
-        return value, [scale * slope for slope in slopes]
 
 
 class _Best:
@@ -171,24 +149,23 @@ class _AdamDescent:
 
     mean_decay, square_decay, floor = 0.9, 0.999, 1e-8
 
-    def __init__(
-        self, objective: _Objective, variables: list[Tensor], best: _Best, settings: Adam, budget: _Budget
-    ) -> None:
-        self.objective, self.variables, self.best, self.box = objective, variables, best, budget.box
+    def __init__(self, objective: Objective, best: _Best, settings: Adam, search: Search) -> None:
+        self.objective, self.best, self.box = objective, best, search.box
+        self.variables = variables = objective.variables
         self.signed = settings.signed
         self.means = [torch.zeros_like(variable) for variable in variables]
         self.squares = [torch.zeros_like(variable) for variable in variables]
         like = variables[0].detach()
-        self.history = like.new_empty(budget.iterations)
+        self.history = like.new_empty(search.iterations)
         self.done = torch.zeros(1, dtype=torch.int64, device=like.device)
         # For every iteration the rate over the mean's correction for its start at zero, and the root of the square's.
         self.rates = like.new_tensor(
             [
                 (
-                    budget.lr * settings.rate(done / budget.iterations) / (1 - self.mean_decay ** (done + 1)),
+                    search.lr * settings.rate(done / search.iterations) / (1 - self.mean_decay ** (done + 1)),
                     math.sqrt(1 - self.square_decay ** (done + 1)),
                 )
-                for done in range(budget.iterations)
+                for done in range(search.iterations)
             ]
         )
 
@@ -208,25 +185,25 @@ class _AdamDescent:
             self.done.add_(1)
 
 
-def _minimise_adam(descent: _AdamDescent, step: Repeated, budget: _Budget) -> tuple[Tensor, bool]:
+def _minimise_adam(descent: _AdamDescent, step: Repeated, search: Search) -> tuple[Tensor, bool]:
     check_every = 100  # reading the objective makes a GPU wait
-    for iteration in range(budget.iterations):
+    for iteration in range(search.iterations):
         step()
-        budget.progress(iteration + 1, budget.iterations)
-        looked_at = budget.tolerance > 0 and iteration % check_every == 0
-        if looked_at and float(descent.history[iteration]) < budget.tolerance:
+        search.report(iteration + 1)
+        looked_at = search.tolerance > 0 and iteration % check_every == 0
+        if looked_at and float(descent.history[iteration]) < search.tolerance:
             return descent.history[: iteration + 1].cpu(), True
-    descent.best.consider(descent.objective()[0])
+    descent.best.consider(descent.objective.value())
     return descent.history.cpu(), False
 
 
-def _minimise_lbfgs(
-    objective: _Objective, variables: list[Tensor], best: _Best, settings: LBFGS, budget: _Budget
-) -> tuple[Tensor, bool]:
+def _minimise_lbfgs(objective: Objective, best: _Best, settings: LBFGS, search: Search) -> tuple[Tensor, bool]:
+    variables = objective.variables
+
     def fresh() -> torch.optim.LBFGS:
         return torch.optim.LBFGS(
             variables,
-            lr=budget.lr,
+            lr=search.lr,
             max_iter=settings.inner,
             history_size=settings.history,
             tolerance_grad=0.0,
@@ -242,10 +219,10 @@ def _minimise_lbfgs(
         return value
 
     optimizer, stalls, history = fresh(), 0, list[float]()
-    for iteration in range(budget.iterations):
+    for iteration in range(search.iterations):
         previous = float(best.value)
         history.append(float(optimizer.step(closure)))  # type: ignore[no-untyped-call]
-        budget.progress(iteration + 1, budget.iterations)
+        search.report(iteration + 1)
         reached = float(best.value)
         if not math.isfinite(history[-1]):
             break
@@ -253,6 +230,6 @@ def _minimise_lbfgs(
         stalls = stalls + 1 if reached == previous else 0
         if stalls:
             optimizer = fresh()
-        if reached < budget.tolerance or stalls > 1:
+        if reached < search.tolerance or stalls > 1:
             return torch.tensor(history), True
     return torch.tensor(history), False

@@ -52,6 +52,23 @@ def candidate_labels(network: Network, loss: Loss, activations: Tensor, entries:
     return ranked.indices.gather(1, chosen).squeeze(1)
 
 
+def fitting_labels(network: Network, loss: Loss, activations: Tensor, outside: Tensor) -> Tensor:
+    """The labels (samples,) whose signals have least in given directions (units, m) that no column has any share in.
+
+    Nothing of the columns themselves need be known; but the activations must be good.
+    """
+    outputs, back = _vector_jacobian(network, activations)
+    classes = outputs.shape[1]
+    ranked = outputs.topk(classes if classes <= FEW_CLASSES else LIKELIEST, dim=1).indices
+    misfits = []
+    for labels in ranked.unbind(1):
+        signals = back(_output_gradient(loss, outputs, labels))
+        length = signals.norm(dim=1).clamp(min=torch.finfo(signals.dtype).tiny)
+        misfits.append((signals @ outside).norm(dim=1) / length)
+    chosen = torch.stack(misfits, dim=1).argmin(1, keepdim=True)
+    return ranked.gather(1, chosen).squeeze(1)
+
+
 def correction_directions(network: Network, loss: Loss, activations: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """The signals (samples, units) of samples with these labels, and directions (samples, units, m) they may err in.
 

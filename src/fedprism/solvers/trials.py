@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from .distances import Distance, Gradients, cosine
-from .graphs import Engine, Repeated
+from .distances import Gradients
+from .graphs import Repeated
 from .lbfgs import BatchedLBFGS, Descent, Evaluate
-from .matching import LBFGS, Adam, Prior, Progress
+from .matching import LBFGS, Search
 
 CHECK_EVERY = 100
 """Steps between two looks at whether any trial still moves: a look makes a GPU wait."""
@@ -55,27 +55,19 @@ def match_trials(
     gradients_of: Callable[[Tensor, Tensor | None], Gradients],
     target: Gradients,
     start: Tensor,
+    search: Search = Search(),  # noqa: B008 (frozen)
     *,
     label_start: Tensor | None = None,
-    distance: Distance = cosine,
-    priors: Sequence[Prior] = (),
-    optimizer: Adam | LBFGS | None = None,
-    lr: float = 0.1,
-    iterations: int = 1000,
-    tolerance: float = 0.0,
-    box: tuple[Tensor, Tensor] | None = None,
-    progress: Progress | None = None,
-    engine: Engine | None = None,
 ) -> Trials:
     """`match_gradients` for every trial: all tensors have a leading dimension of trials.
 
     start (trials, batch, *input_shape), label_start (trials, batch, classes); target: (trials, *shape) a parameter, and
-    so is what gradients_of(inputs, label_logits) returns, differentiably. `distance` and `priors` are those of a single
-    trial. `box` is broadcastable to the inputs of one trial. `engine` says how steps are run.
+    so is what gradients_of(inputs, label_logits) returns, differentiably. What `search` says of distance, priors and
+    box is about a single trial.
     """
     pixels = math.prod(start.shape[1:])
     flat = start.flatten(1) if label_start is None else torch.cat([start.flatten(1), label_start.flatten(1)], dim=1)
-    distances, beliefs = vmap(distance), [vmap(prior) for prior in priors]
+    distances, beliefs = vmap(search.distance), [vmap(prior) for prior in search.priors]
 
     def unpacked(points: Tensor) -> tuple[Tensor, Tensor | None]:
         inputs = points[:, :pixels].view_as(start)
@@ -91,19 +83,24 @@ def match_trials(
         (gradient,) = torch.autograd.grad(values.sum(), points)
         return values.detach(), gradient
 
-    settings, engine = optimizer or Adam(), engine or Engine()
-    inner = settings.inner if isinstance(settings, LBFGS) else 1
-    with engine.settings():
-        if isinstance(settings, LBFGS):
-            descent: Descent = BatchedLBFGS(evaluate, flat, lr=lr, history=settings.history, tolerance=tolerance)
-        else:
-            rates = [lr * settings.rate(done / iterations) for done in range(iterations)]
-            ends = None if box is None else (_spread(box[0], start), _spread(box[1], start))
-            descent = BatchedAdam(
-                evaluate, flat, rates=rates, pixels=pixels, signed=settings.signed, box=ends, tolerance=tolerance
+    optimizer, box, iterations = search.optimizer, search.box, search.iterations
+    with search.engine.settings():
+        if isinstance(optimizer, LBFGS):
+            descent: Descent = BatchedLBFGS(
+                evaluate, flat, lr=search.lr, history=optimizer.history, tolerance=search.tolerance
             )
-        step = Repeated(descent.step, start.device, graph=engine.graph)
-        taken = _advance(descent, step, iterations, inner, progress)
+        else:
+            descent = BatchedAdam(
+                evaluate,
+                flat,
+                rates=[search.lr * optimizer.rate(done / iterations) for done in range(iterations)],
+                pixels=pixels,
+                signed=optimizer.signed,
+                box=None if box is None else (_spread(box[0], start), _spread(box[1], start)),
+                tolerance=search.tolerance,
+            )
+        step = Repeated(descent.step, start.device, graph=search.engine.graph)
+        taken = _advance(descent, step, search)
     inputs, logits = unpacked(descent.best)
     inputs = inputs if box is None else inputs.clamp(*box)
     return Trials(inputs, logits, descent.best_value, _statuses(descent), taken, str(step))
@@ -114,15 +111,16 @@ def _spread(end: Tensor, start: Tensor) -> Tensor:
     return end.expand(start.shape[1:]).flatten()
 
 
-def _advance(descent: Descent, step: Repeated, iterations: int, inner: int, progress: Progress | None) -> int:
+def _advance(descent: Descent, step: Repeated, search: Search) -> int:
     """Take all steps, or fewer where no trial is left that moves. Says how many were taken."""
-    for number in range(iterations * inner):
+    inner = search.optimizer.inner if isinstance(search.optimizer, LBFGS) else 1
+    for number in range(search.iterations * inner):
         if number % CHECK_EVERY == 0 and not bool(descent.active.any()):
             return number
         step()
-        if progress is not None and (number + 1) % inner == 0:
-            progress((number + 1) // inner, iterations)
-    return iterations * inner
+        if (number + 1) % inner == 0:
+            search.report((number + 1) // inner)
+    return search.iterations * inner
 
 
 def _statuses(descent: Descent) -> tuple[TrialStatus, ...]:

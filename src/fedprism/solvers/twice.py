@@ -4,19 +4,24 @@ The derivative of a convolution by its input and that by its weight are again bi
 more a convolution and these two. Said so, every pass runs on the three kernels that libraries tune; left to itself,
 autograd writes one of them as a convolution whose kernel is as large as the image. Batch norm by fixed statistics is
 an affine map of each channel, whose second derivative costs next to nothing; as a batch norm it costs some thirty
-passes over the features. A small convolution of a single image is a product of matrices on a CPU, where a library
-takes longer to prepare its kernels than to run them.
+passes over the features. On a CPU a convolution at few positions is a product of matrices: of small ones, because a
+library takes longer to prepare its kernels than to run them; of large ones, because what counts is how often the
+weights are read. Which way is taken depends on shapes alone, so that runs repeat.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
+
+from .factors import worth_it
 
 
 class Geometry(NamedTuple):
@@ -25,45 +30,100 @@ class Geometry(NamedTuple):
     dilation: tuple[int, ...]
     groups: int
 
+    def positions(self, inputs: Tensor, kernel: tuple[int, ...]) -> list[int]:
+        """Height and width of the output."""
+        sides = zip(inputs.shape[2:], kernel, self.stride, self.padding, self.dilation, strict=True)
+        return [(side + 2 * edge - gap * (size - 1) - 1) // step + 1 for side, size, step, edge, gap in sides]
+
 
 MANY_WEIGHTS = 10_000
 """On a CPU convolutions of fewer weights are small: the way to the three kernels costs more than they save."""
+FEW_COPIES = 40_000
+"""Entries of a small convolution's windows: to copy more of them costs more than a library takes to start."""
 
 
 def for_second_derivatives(model: nn.Module) -> nn.Module:
     """A copy of the model, of the same layers by name, that computes the same and is cheap to differentiate twice.
 
     It serves gradients by the parameters, recorded, and then derivatives of these by the inputs, not recorded: what
-    a pass is not asked for is left out. Layers that are not exactly PyTorch's own stay as they are.
+    a pass is not asked for is left out. Layers that are not exactly PyTorch's own stay as they are. The parameters
+    are the model's own, to be replaced in a functional call.
     """
-    model = copy.deepcopy(model)
+    model = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
     for layer in model.modules():
         if type(layer) is nn.Conv2d and layer.padding_mode == "zeros" and not isinstance(layer.padding, str):
-            small = not layer.weight.is_cuda and layer.weight.numel() < MANY_WEIGHTS
-            layer.__class__ = _SmallConvolution if small else _Convolution
+            layer.__class__ = _Convolution
         elif type(layer) is nn.BatchNorm2d and not layer.training and layer.running_mean is not None:
             layer.__class__ = _FixedBatchNorm
+        elif type(layer) is nn.Linear:
+            layer.__class__ = _Dense
     return model
 
 
-class _SmallConvolution(nn.Conv2d):
-    def forward(self, input: Tensor) -> Tensor:
-        if len(input) > 1 or self.groups > 1:
-            return super().forward(input)
-        assert not isinstance(self.padding, str)
-        patches = F.unfold(input, self.kernel_size, self.dilation, self.padding, self.stride)[0]
-        weight = self.weight.flatten(1)
-        output = weight @ patches if self.bias is None else torch.addmm(self.bias[:, None], weight, patches)
-        reach, padded = self.dilation[0] * (self.kernel_size[0] - 1), input.shape[2] + 2 * self.padding[0]
-        return output.view(1, len(weight), (padded - reach - 1) // self.stride[0] + 1, -1)
+@contextmanager
+def taking(model: nn.Module) -> Iterator[dict[str, list[Taken]]]:
+    """Inside the block, the products of a model for second derivatives are put down, by the name of their weight."""
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, _Multiplying)}
+    for layer in layers.values():
+        layer.taken = []
+    try:
+        yield {f"{name}.weight": layer.taken for name, layer in layers.items() if layer.taken is not None}
+    finally:
+        for layer in layers.values():
+            layer.taken = None
 
 
-class _Convolution(nn.Conv2d):
+class Taken(NamedTuple):
+    """A product that a layer has made, (out, columns), and what its weight was multiplied by, (in, columns)."""
+
+    product: Tensor
+    columns: Tensor
+
+
+class _Multiplying:
+    taken: list[Taken] | None = None
+    """Where products are put down that are worth it; None where nobody asks."""
+
+
+class _Convolution(_Multiplying, nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         assert not isinstance(self.padding, str)
         geometry = Geometry(self.stride, self.padding, self.dilation, self.groups)
+        if not input.is_cuda and input.dim() == 4:
+            small, (high, wide) = self.weight.numel() < MANY_WEIGHTS, geometry.positions(input, self.kernel_size)
+            positions = len(input) * high * wide
+            few = positions * self.weight[0].numel() <= FEW_COPIES if small else positions <= self.out_channels
+            if few and self.groups == 1:
+                product = _multiplied(self, _columns(input, self.kernel_size, geometry))
+                return product.view(self.out_channels, len(input), high, wide).transpose(0, 1).contiguous()
+            if small:
+                return super().forward(input)
         output: Tensor = _Convolve.apply(input, self.weight, self.bias, geometry)
         return output
+
+
+class _Dense(_Multiplying, nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        if self.taken is None or input.dim() != 2:
+            return super().forward(input)
+        return _multiplied(self, input.T).T.contiguous()  # models may view it in another shape
+
+
+def _columns(inputs: Tensor, kernel: tuple[int, ...], geometry: Geometry) -> Tensor:
+    """What each position of a convolution is computed from: (weights of an output, batch * positions)."""
+    stride, padding, dilation, _ = geometry
+    windows = F.unfold(inputs, kernel, dilation, padding, stride)
+    return windows[0] if len(inputs) == 1 else windows.transpose(0, 1).flatten(1)
+
+
+def _multiplied(layer: _Convolution | _Dense, columns: Tensor) -> Tensor:
+    """The weights times the columns, (out, columns)."""
+    weight = layer.weight.flatten(1)
+    product = weight @ columns if layer.bias is None else torch.addmm(layer.bias[:, None], weight, columns)
+    if layer.taken is None or not worth_it(layer.weight, columns.shape[1]):
+        return product
+    layer.taken.append(Taken(product, columns))
+    return product.clone()  # later layers may work in place
 
 
 class _FixedBatchNorm(nn.BatchNorm2d):

@@ -9,7 +9,9 @@ and minima, and which is smooth. Minimised, by Adam with a rate that falls along
 
     smoothness * (roughness of x + chroma * roughness of x less its grey image) + mean |extremes of x - the given|
 
-where roughness is the mean squared horizontal plus the mean squared vertical difference.
+where roughness is the mean squared horizontal plus the mean squared vertical difference. Where the extremes of the
+blurred grey image are known too (`Blurred`), their distance is added. They say where between the bounds the image lies
+on average, which neither sharp extremes nor smoothness do.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from .memory import together
 
 MEANS_SMOOTHNESS = 5e-4
 """Means say far more about each pixel than extremes do, so that smoothness has to decide less."""
@@ -49,8 +53,42 @@ class Lattice(NamedTuple):
         return math.gcd(self.pitch, self.size)
 
 
+class Blurred(NamedTuple):
+    """The extremes of the grey image's windows after some blurring, (n, 1, rows, columns), for the same lattice.
+
+    blurs: how many means of 3 x 3, black beyond the border, come before each halving by a maximum, and how many after
+    the last one, where the lattice's pitch is reached. The minima are one less the maxima of the inverted image.
+    """
+
+    maxima: Tensor
+    minima: Tensor
+    blurs: tuple[int, ...]
+
+    def distance(self, images: Tensor, lattice: Lattice) -> Tensor:
+        """(n,) how far those of the images, on which the lattice has perhaps been shrunk, are from these."""
+        blurs = self.blurs[len(self.blurs) - lattice.pitch.bit_length() :]  # pixels that are one have nothing to blur
+        maxima, minima = blurred_extremes(images, blurs, lattice, (self.maxima.shape[2], self.maxima.shape[3]))
+        return ((maxima - self.maxima).abs() + (minima - self.minima).abs()).flatten(1).mean(1)
+
+
+def blurred_extremes(
+    images: Tensor, blurs: Sequence[int], lattice: Lattice, shape: tuple[int, int]
+) -> tuple[Tensor, Tensor]:
+    """The maxima and minima that `Blurred` holds, (n, 1, *shape), of images (n, colours, height, width)."""
+    grey = images.mean(1, keepdim=True)
+    both = torch.cat([grey, 1 - grey], dim=1)
+    for number, count in enumerate(blurs):
+        both = F.max_pool2d(both, 2) if number else both
+        for _ in range(count):
+            both = F.avg_pool2d(both, 3, stride=1, padding=1)
+    cells = Lattice(0, 1, lattice.size // lattice.pitch, both.shape[2], both.shape[3])
+    highest = _highest(both, cells, shape)
+    return highest[:, :1], 1 - highest[:, 1:]
+
+
 class WindowStatus(StrEnum):
     MIDPOINT = "the middle of the tightest bounds"
+    INTERPOLATED = "the middle of the tightest bounds in the lattice's cells, interpolated between them"
     MEANS = "each pixel has the mean of a window around it"
     FITTED = "the smoothest image found whose windows are the given ones; its misfit says how nearly"
     CROSSED = "some upper bounds are below lower ones, from noise or from samples that are blended; taken in the middle"
@@ -77,6 +115,26 @@ def softened_midpoint(maxima: Tensor, minima: Tensor, lattice: Lattice) -> Decod
     sharp = midpoint(maxima, minima, lattice)
     images = F.avg_pool2d(F.pad(sharp.images, (2, 2, 2, 2), mode="replicate"), 5, stride=1)
     return Decoded(images, _misfit(images, maxima, minima, lattice), sharp.status)
+
+
+def interpolated_midpoint(maxima: Tensor, minima: Tensor, lattice: Lattice) -> Decoded:
+    """The middle of the bounds in the centre of each cell of the lattice, between these by cubic interpolation.
+
+    The midpoint is the same in all pixels of a cell, a step at a time; here no step is added to what the windows say,
+    and every pixel still keeps to its bounds.
+    """
+    lower, upper = bounds(maxima, minima, lattice)
+    middle, cell = ((lower + upper) / 2).clamp(0, 1), lattice.cell
+    first = lattice.top % cell and lattice.top % cell - cell  # where the first cell starts, perhaps beyond the image
+    rows, columns = (
+        torch.arange(first + cell // 2, side + cell // 2, cell, device=middle.device).clamp(0, side - 1)
+        for side in (lattice.height, lattice.width)
+    )
+    smooth = F.interpolate(middle[:, :, rows][:, :, :, columns], scale_factor=cell, mode="bicubic")
+    smooth = smooth[:, :, -first : lattice.height - first, -first : lattice.width - first]
+    images = torch.minimum(torch.maximum(smooth, torch.minimum(lower, middle)), torch.maximum(upper, middle))
+    status = WindowStatus.CROSSED if bool((lower > upper + 1e-3).any()) else WindowStatus.INTERPOLATED
+    return Decoded(images, _misfit(images, maxima, minima, lattice), status)
 
 
 def without_removed(maxima: Tensor, minima: Tensor) -> tuple[Tensor, Tensor]:
@@ -141,7 +199,8 @@ class Smoothest:
 
     `chroma`: how much more the differences between colours weigh, which change less than brightness does.
     `middle`: how much of the answer is the middle of the bounds instead; 0.5 suits photographs with detail far smaller
-    than the windows, where no smooth image is the right one. `microbatch` images are worked on at a time.
+    than the windows, where no smooth image is the right one. `blurred`: how much the blurred image's extremes weigh,
+    where they are known. At most `microbatch` images are worked on at a time.
     """
 
     iterations: int = 100
@@ -149,21 +208,39 @@ class Smoothest:
     smoothness: float = 20.0
     chroma: float = 5.0
     middle: float = 0.0
+    blurred: float = 3.0
     microbatch: int = 100
 
-    def __call__(self, maxima: Tensor, minima: Tensor, lattice: Lattice) -> Decoded:
+    def __call__(self, maxima: Tensor, minima: Tensor, lattice: Lattice, blurred: Blurred | None = None) -> Decoded:
         """The smoothest image between the bounds whose windows have these maxima and minima."""
         lower, upper = bounds(maxima, minima, lattice)
         crossed = bool((lower > upper + 1e-3).any())
-        parts = [slice(first, first + self.microbatch) for first in range(0, len(maxima), self.microbatch)]
+        step = together(min(len(maxima), self.microbatch))
+        parts = [slice(first, first + step) for first in range(0, len(maxima), step)]
         images = torch.cat(
-            [self._solve(maxima[part], minima[part], lower[part], upper[part], lattice) for part in parts]
+            [
+                self._solve(
+                    maxima[part],
+                    minima[part],
+                    (lower[part], upper[part]),
+                    lattice,
+                    blurred and Blurred(blurred.maxima[part], blurred.minima[part], blurred.blurs),
+                )
+                for part in parts
+            ]
         )
         status = WindowStatus.CROSSED if crossed else WindowStatus.FITTED
         return Decoded(images, _misfit(images, maxima, minima, lattice), status)
 
-    def _solve(self, maxima: Tensor, minima: Tensor, lower: Tensor, upper: Tensor, lattice: Lattice) -> Tensor:
-        shape = (maxima.shape[2], maxima.shape[3])
+    def _solve(
+        self,
+        maxima: Tensor,
+        minima: Tensor,
+        box: tuple[Tensor, Tensor],
+        lattice: Lattice,
+        blurred: Blurred | None,
+    ) -> Tensor:
+        shape, (lower, upper) = (maxima.shape[2], maxima.shape[3]), box
         middle = (lower + upper) / 2
         lower, upper = torch.minimum(lower, middle), torch.maximum(upper, middle)
         images: Tensor | None = None
@@ -176,7 +253,8 @@ class Smoothest:
 
             def distance(candidates: Tensor, at: Lattice = small) -> Tensor:
                 tops, bottoms = extremes(candidates, at, shape)
-                return ((tops - maxima).abs() + (bottoms - minima).abs()).flatten(1).mean(1)
+                apart = ((tops - maxima).abs() + (bottoms - minima).abs()).flatten(1).mean(1)
+                return apart if blurred is None else apart + self.blurred * blurred.distance(candidates, at)
 
             # Neighbours are `scale` pixels apart: the same slope is the same roughness at every scale.
             images = self.fit(start, distance, (low, high), self.smoothness / scale**2)

@@ -19,6 +19,7 @@ from fedprism.checks import shown, whole
 from fedprism.defenses import Chain, Defense
 from fedprism.errors import BadInput
 from fedprism.randomness import generator, seeded_layers
+from fedprism.solvers import memory
 from fedprism.types import Batch, LossFn, Record, is_soft
 from fedprism.utility.privacy import guarantee
 from fedprism.utility.training import Augmentation, Factory, Run, Schedule, fit
@@ -183,8 +184,9 @@ def _tested(model: nn.Module, data: Batch, place: torch.device) -> tuple[float, 
     model.eval()
     right, finite = 0, True
     with torch.no_grad():
-        for start in range(0, len(data), TESTED_TOGETHER):
-            part = data[start : start + TESTED_TOGETHER]
+        together = memory.together(min(len(data), TESTED_TOGETHER))
+        for start in range(0, len(data), together):
+            part = data[start : start + together]
             outputs, labels = model(part.inputs.to(place)), part.labels.to(place)
             right += int((outputs.argmax(1) == (labels.argmax(1) if is_soft(labels) else labels)).sum())
             finite = finite and bool(torch.isfinite(outputs).all())

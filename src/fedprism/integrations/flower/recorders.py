@@ -10,6 +10,7 @@ from typing import Any
 import flwr
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.server.strategy import Strategy as OlderStrategy
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch import nn
@@ -68,7 +69,7 @@ class _Recorder:
             return
         self._secure.incoming(training)
         if self._secure.over:
-            self._finish_secure(self._secure)
+            self._finish_secure(self._secure, noise)
             self._secure = None
 
     def _finish_plain(self, replies: Sequence[Message], noise: CentralNoise | None) -> None:
@@ -92,7 +93,7 @@ class _Recorder:
         good = {name: reply for name, reply in answers.items() if not reply.has_error()}
         self.recording.add(self._facts("plain", tuple(map(str, self._sent)), good, problems, noise), seen)
 
-    def _finish_secure(self, secure: SecureRound) -> None:
+    def _finish_secure(self, secure: SecureRound, noise: CentralNoise | None = None) -> None:
         answers = {str(node): reply for node, reply in secure.masked.items()}
         gone = [str(node) for node in secure.sampled if node not in secure.masked]
         problems = dict.fromkeys(gone, "dropped out of secure aggregation")
@@ -116,7 +117,7 @@ class _Recorder:
                 problems.update({name: str(error) for name in answers})
                 log.warning("round %d: the mean is not recorded: %s", self._index, error)
         sampled = tuple(map(str, secure.sampled))
-        self.recording.add(self._facts("secagg+", sampled, answers, problems, None), seen)
+        self.recording.add(self._facts("secagg+", sampled, answers, problems, noise), seen)
 
     def _facts(
         self,
@@ -206,7 +207,9 @@ class RecordingGrid(Grid):
     """Passes everything on to `grid`, and records training rounds: below any strategy or workflow, SecAgg+ included.
 
     Of SecAgg+ it records the mean that the server obtains, who took part, and what clients said in plain text. Clients
-    with fit() send lists of arrays: give `model`, whose state_dict names them. See `RecordingStrategy` for the rest.
+    with fit() send lists of arrays: give `model`, whose state_dict names them. strategy: that of the older API
+    (`flwr.server.strategy`) which the rounds are of, so that its differential privacy is judged. See
+    `RecordingStrategy` for the rest.
     """
 
     def __init__(
@@ -217,8 +220,10 @@ class RecordingGrid(Grid):
         model: nn.Module | None = None,
         knowledge: Knowledge | None = None,
         watch: Watch | None = None,
+        strategy: object | None = None,
     ) -> None:
         self.grid = grid
+        self.strategy = strategy
         recording = Recording(folder, model=model, knowledge=knowledge, watch=watch, source=_source())
         self._recorder = _Recorder(recording)
 
@@ -227,7 +232,7 @@ class RecordingGrid(Grid):
         self._recorder.outgoing(outgoing)
         replies = list(self.grid.send_and_receive(outgoing, timeout=timeout))
         if any(map(is_training, outgoing)):
-            self._recorder.incoming(replies)
+            self._recorder.incoming(replies, _central_noise(self.strategy))
         return replies
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -238,7 +243,7 @@ class RecordingGrid(Grid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         replies = list(self.grid.pull_messages(message_ids))
         if any(map(is_training, replies)):
-            self._recorder.incoming(replies)
+            self._recorder.incoming(replies, _central_noise(self.strategy))
         return replies
 
     def set_run(self, run: Any) -> None:
@@ -265,16 +270,20 @@ class RecordingGrid(Grid):
         return getattr(self.grid, name)
 
 
-def _chain(strategy: Strategy) -> list[Strategy]:
-    """A strategy and those that it wraps, from the outside in."""
+def _chain(strategy: object) -> list[Any]:
+    """A strategy, of either API, and those that it wraps, from the outside in."""
     found = [strategy]
-    while isinstance(getattr(found[-1], "strategy", None), Strategy):
-        found.append(found[-1].strategy)
+    while isinstance(inner := getattr(found[-1], "strategy", None), Strategy | OlderStrategy):
+        found.append(inner)
     return found
 
 
-def _central_noise(strategy: Strategy) -> CentralNoise | None:
-    """How Flower's wrappers for differential privacy are set, as it is before a round is aggregated."""
+def _central_noise(strategy: object | None) -> CentralNoise | None:
+    """How Flower's wrappers for differential privacy are set, as it is before a round is aggregated.
+
+    Those of the older API have the same names for it. DPFedAvgFixed and DPFedAvgAdaptive, which are deprecated, add
+    noise in another way and are not read.
+    """
     for part in _chain(strategy):
         if all(hasattr(part, name) for name in ("clipping_norm", "noise_multiplier", "num_sampled_clients")):
             return CentralNoise(

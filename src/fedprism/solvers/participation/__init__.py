@@ -1,7 +1,8 @@
 """Secure-aggregation sums taken apart: who took part when, and what each user sent."""
 
+from .answers import Participation, ParticipationStatus, UserStatus
 from .disaggregation import Identifiability, IdentifiabilityStatus, disaggregate, identifiable_users
-from .recovery import Participation, ParticipationStatus, UserStatus, recover_participation
+from .recovery import recover_participation
 
 __all__ = [
     "Identifiability",

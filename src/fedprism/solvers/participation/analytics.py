@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .contradictions import check_agreement, disagreement
+
 
 class Analytics(NamedTuple):
     """What is known of each user beside the sums. Everything a column must satisfy is in the first four fields.
@@ -97,8 +99,9 @@ def read_analytics(
 ) -> Analytics:
     """Check what is known and bring it into one form. A contradiction is a ValueError that names user and window.
 
-    windows (windows, rounds); counts (users, windows), NaN or negative where unknown, each right up to `tolerance`;
-    known (rounds, users) with 0, 1, and NaN or negative where unknown; silent (rounds,): nobody took part.
+    windows (windows, rounds); counts (users, windows), NaN or -1 where unknown, each right up to `tolerance`;
+    known (rounds, users) with 0, 1, and NaN or -1 where unknown; silent (rounds,): the sum is zero, so that nobody took
+    part, or nobody who sends anything but zeros: a user whose counts do not allow for the first is taken at its counts.
     """
     windows, counts = _checked(windows, counts, len(silent))
     device = silent.device
@@ -107,7 +110,7 @@ def read_analytics(
     unknown = torch.isnan(counts) | (counts < 0)
     least = torch.where(unknown, 0, (counts - tolerance).clamp(min=0)).to(torch.int64)
     most = torch.where(unknown, lengths, torch.minimum(counts + tolerance, lengths)).to(torch.int64)
-    too_many = ~unknown & (counts > lengths)
+    too_many = ~unknown & (counts - tolerance > lengths)
     if bool(too_many.any()):
         user, window = (int(i) for i in too_many.nonzero()[0])
         raise ValueError(
@@ -117,15 +120,16 @@ def read_analytics(
     fixed = torch.full((users, rounds), -1, dtype=torch.int64, device=device)
     if known is not None:
         given = known.T.to(device, torch.float64)
-        if given.shape != fixed.shape or not bool(
-            (torch.isnan(given) | (given < 0) | (given == 0) | (given == 1)).all()
-        ):
+        states = torch.tensor([-1, 0, 1]).to(given)
+        if given.shape != fixed.shape or not bool((torch.isnan(given) | torch.isin(given, states)).all()):
             raise ValueError(
                 f"expected known participation (rounds, users) = ({rounds}, {users}) of 0, 1, -1 and NaN, "
                 f"found shape {tuple(known.shape)} or other values; check it."
             )
         fixed = torch.where(torch.isnan(given) | (given < 0), -1, given).to(torch.int64)
-    fixed = torch.where(silent & (fixed < 0), 0, fixed)
+    fixed = _silenced(windows, least, fixed, silent)
+    fixed = _propagated(windows, least, most, fixed)
+    check_agreement(windows, least, most, fixed)
     windows, least, most = _with_differences(windows, least, most)
     fixed = _propagated(windows, least, most, fixed)
     tiles, chosen = _tiling(windows, least, most)
@@ -148,9 +152,21 @@ def _checked(windows: Tensor, counts: Tensor, rounds: int) -> tuple[Tensor, Tens
             "give one row a user."
         )
     counts = counts.to(torch.float64)
-    if bool((torch.isfinite(counts) & (counts != counts.round())).any()) or bool(torch.isinf(counts).any()):
-        raise ValueError("expected counts as whole numbers, NaN or -1 where unknown, found others; round them.")
+    odd = torch.isinf(counts) | (counts < -1) | (torch.isfinite(counts) & (counts != counts.round()))
+    if bool(odd.any()):
+        user, window = (int(i) for i in odd.nonzero()[0])
+        raise ValueError(
+            "expected counts as whole numbers, NaN or -1 where unknown, found "
+            f"{float(counts[user, window]):g} for user {user} in window {window}; correct it."
+        )
     return windows.to(torch.float64), counts
+
+
+def _silenced(windows: Tensor, least: Tensor, fixed: Tensor, silent: Tensor) -> Tensor:
+    """What is fixed, with zeros in silent rounds where the user's counts allow for that."""
+    quiet = torch.where(silent & (fixed < 0), 0, fixed)
+    possible = ((quiet != 0).to(torch.float64) @ windows.T >= least).all(1)
+    return torch.where(possible[:, None], quiet, fixed)
 
 
 def _with_differences(windows: Tensor, least: Tensor, most: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -191,11 +207,7 @@ def _propagated(windows: Tensor, least: Tensor, most: Tensor, fixed: Tensor) -> 
         wrong = (ones > most) | (ones + free < least)
         if bool(wrong.any()):
             user, window = (int(i) for i in wrong.nonzero()[0])
-            raise ValueError(
-                f"expected counts that agree with each other, found that user {user} cannot have taken part "
-                f"{_between(int(least[user, window]), int(most[user, window]))} times in window {window}; check this "
-                "user's counts and what else is known of it."
-            )
+            raise ValueError(disagreement(user, window, int(least[user, window]), int(most[user, window])))
         absent = ((ones == most) & (free > 0)).to(torch.float64) @ windows > 0
         present = ((ones + free == least) & (free > 0)).to(torch.float64) @ windows > 0
         decided = torch.where(absent & (fixed < 0), 0, fixed)
@@ -203,10 +215,6 @@ def _propagated(windows: Tensor, least: Tensor, most: Tensor, fixed: Tensor) -> 
         if torch.equal(decided, fixed):
             return fixed
         fixed = decided
-
-
-def _between(least: int, most: int) -> str:
-    return str(least) if least == most else f"{least} to {most}"
 
 
 def _tiling(windows: Tensor, least: Tensor, most: Tensor) -> tuple[Tensor, list[int]]:

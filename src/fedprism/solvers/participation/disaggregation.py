@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -27,8 +28,10 @@ class Identifiability(NamedTuple):
     error: Tensor
     """(users,): standard deviation of an entry of the user's update, infinite where it is not determined.
 
-    In units of the noise in the sums; absolute where the sums were given and rounds enough to measure it.
+    In units of the noise in the sums where `noise` is None, else absolute.
     """
+    noise: float | None
+    """Standard deviation of what the users' updates leave of the sums; None without sums or without rounds to spare."""
     condition: float
     """Condition number of the participation matrix on what it determines."""
     status: IdentifiabilityStatus
@@ -43,7 +46,11 @@ def disaggregate(aggregates: Any, matrix: Any) -> Tensor:
     """
     device = aggregates.device if isinstance(aggregates, Tensor) else torch.device("cpu")
     solver = _solver(torch.as_tensor(matrix).to(device, torch.float64))
-    return torch.cat([(solver.inverse @ block).to(dtype) for block, dtype in doubled_blocks(aggregates, device)], 1)
+    blocks = _checked_blocks(aggregates, device, solver.inverse.shape[1])
+    parts = [(solver.inverse @ block).to(dtype) for block, dtype in blocks]
+    if not parts:
+        raise ValueError("expected sums (rounds, parameters), found no parameters; give at least one column.")
+    return torch.cat(parts, 1)
 
 
 def identifiable_users(matrix: Any, *, aggregates: Any = None) -> Identifiability:
@@ -53,20 +60,35 @@ def identifiable_users(matrix: Any, *, aggregates: Any = None) -> Identifiabilit
     solver = _solver(coefficients)
     variance = solver.inverse.square().sum(1)
     rounds = len(coefficients)
-    noise = 1.0
+    noise: float | None = None
     if aggregates is not None and rounds > solver.rank:
-        missed, parameters = 0.0, 0
-        for block, _ in doubled_blocks(aggregates, device):
-            missed += float((block - coefficients @ (solver.inverse @ block)).square().sum())
+        missed, parameters = torch.zeros((), dtype=torch.float64, device=device), 0
+        for block, _ in _checked_blocks(aggregates, device, rounds):
+            missed += (block - coefficients @ (solver.inverse @ block)).square().sum()
             parameters += block.shape[1]
-        noise = (missed / max(1, parameters * (rounds - solver.rank))) ** 0.5
+        noise = float((missed / max(1, parameters * (rounds - solver.rank))).sqrt())
     status = IdentifiabilityStatus.ALL
     if not bool(solver.determined.all()):
         status = IdentifiabilityStatus.SOME
     elif solver.condition > WELL_CONDITIONED:
         status = IdentifiabilityStatus.ILL_CONDITIONED
-    error = torch.where(solver.determined, noise * variance.sqrt(), torch.inf)
-    return Identifiability(solver.determined, error, solver.condition, status)
+    error = torch.where(solver.determined, (1.0 if noise is None else noise) * variance.sqrt(), torch.inf)
+    return Identifiability(solver.determined, error, noise, solver.condition, status)
+
+
+def _checked_blocks(aggregates: Any, device: torch.device, rounds: int) -> Iterator[tuple[Tensor, torch.dtype]]:
+    for block, dtype in doubled_blocks(aggregates, device):
+        if len(block) != rounds:
+            raise ValueError(
+                f"expected sums over as many rounds as the matrix has, found {len(block)} and {rounds}; give the same."
+            )
+        broken = ~torch.isfinite(block).all(1)
+        if bool(broken.any()):
+            raise ValueError(
+                f"expected finite sums, found NaN or infinity in round {int(broken.nonzero()[0])}; leave it out of "
+                "both the sums and the matrix."
+            )
+        yield block, dtype
 
 
 class _Solver(NamedTuple):
@@ -78,7 +100,7 @@ class _Solver(NamedTuple):
 
 
 def _solver(matrix: Tensor) -> _Solver:
-    if matrix.dim() != 2 or not bool(torch.isfinite(matrix).all()):
+    if matrix.dim() != 2 or not matrix.numel() or not bool(torch.isfinite(matrix).all()):
         raise ValueError(
             f"expected a finite matrix (rounds, users), found shape {tuple(matrix.shape)} or missing entries; check it."
         )

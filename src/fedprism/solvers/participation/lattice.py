@@ -35,6 +35,9 @@ LOOPS = 8
 SPURIOUS = 0.01
 """Vectors so long that inexact equations miss them by more than this are no solutions of the equations."""
 
+BREAKDOWNS = (ArithmeticError, RuntimeError, ValueError)
+"""What numbers that outgrow the package or the arrays end in: that column is not found, the others are."""
+
 
 class LatticeUnavailable(ImportError):
     """The optional package for lattice reduction is not installed."""
@@ -64,11 +67,15 @@ def recover_by_lattice(
     answer = LatticeColumns(np.zeros((len(programs), rounds), bool), np.zeros(len(programs), bool))
     if not programs or not programs[0].complement.shape[1]:
         return answer
-    shared = _solutions(reduction, programs[0].complement, max(program.tolerance for program in programs))
+    shared = np.zeros((0, rounds), dtype=np.int64)
+    with suppress(*BREAKDOWNS):
+        shared = _solutions(reduction, programs[0].complement, max(program.tolerance for program in programs))
     for index, program in enumerate(programs):
         if time.monotonic() > deadline:
             break
-        column = _search(reduction, program, shared)
+        column: Bools | None = None
+        with suppress(*BREAKDOWNS):
+            column = _search(reduction, program, shared)
         if column is not None:
             answer.columns[index], answer.found[index] = column, True
         if progress is not None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..mixture import effective_rank
+from ..mixture import ROUNDING, effective_rank
 from .sums import Sums
 
 MARGIN = 64
@@ -19,6 +19,8 @@ MARGIN = 64
 QUIET = 1e-3
 """Squared residual that noise may leave in a column before all parameters are averaged over to reduce it; exchanging
 one round for another in a column changes it by about one."""
+HALF_THE_DIGITS = 3e-8
+"""Singular values that come from a Gram matrix are rounded to this, relative to the largest."""
 REWEIGHTINGS, REFINEMENTS = 6, 2
 """How often rounds' and parameters' noise is estimated anew."""
 LEAST_ROUND_NOISE = 0.2
@@ -66,11 +68,29 @@ def signal_space(
     """
     width = expected_rank + expected_rank // 4 + MARGIN
     sums = Sums(aggregates, device, factors=factors, width=width, seed=seed)
+    for sizes in (factors, cohort_sizes):
+        if sizes is not None:
+            _check_empty_rounds(sums, sizes)
     live = sums.lengths > 0  # a round of nobody has no noise either, and would spoil its statistics
     space = _from_sketch(sums, live)
     if space is None or not space.quiet:
         space = _from_gram(sums, live, expected_rank, cohort_sizes)
     return space._replace(sensing=_padded(space.sensing, live), spread=_padded(space.spread, live))
+
+
+def _check_empty_rounds(sums: Sums, sizes: Tensor) -> None:
+    """Refuse sizes (rounds,) that do not belong to these sums."""
+    if sizes.shape != sums.heard.shape:
+        raise ValueError(
+            f"expected one cohort size or number of examples a round, found {len(sizes)} for sums over "
+            f"{len(sums.heard)} rounds; give as many."
+        )
+    wrong = sums.heard & (sizes == 0)
+    if bool(wrong.any()):
+        raise ValueError(
+            f"expected nothing in rounds of nobody, found a sum in round {int(wrong.nonzero()[0])}, whose cohort size "
+            "or number of examples is 0; correct it, or leave the round out where it holds nothing but noise."
+        )
 
 
 def _padded(rows: Tensor, live: Tensor) -> Tensor:
@@ -88,7 +108,7 @@ def _from_sketch(sums: Sums, live: Tensor) -> SignalSpace | None:
     energies, right = torch.linalg.eigh(sketch.T @ sketch)
     energies, right = energies.flip(0).clamp(min=0), right.flip(1)
     values = energies[: min(*sketch.shape, sums.parameters)].sqrt()
-    rank, clear = effective_rank(values, sketch.shape, sums.dtype)
+    rank, clear = _rank(values, len(sketch), min(sketch.shape[1], sums.parameters), sums.dtype)
     if not clear or not 0 < rank < len(values):
         return None
     signal = sketch @ right[:, :rank] / values[:rank]
@@ -96,6 +116,18 @@ def _from_sketch(sums: Sums, live: Tensor) -> SignalSpace | None:
     rest = complete[:, rank:].T @ sketch
     width = min(sketch.shape[1], sums.parameters)
     return _space(signal, complete[:, rank:], energies[:rank], float(rest.square().sum()), width, None, sums, clear)
+
+
+def _rank(values: Tensor, rounds: int, width: int, dtype: torch.dtype) -> tuple[int, bool]:
+    """How many singular values (descending) are signal, and whether that is clear.
+
+    One value alone is no floor of noise: where there are no more parameters than users, the smallest signal may well
+    be that far below the others.
+    """
+    rank, clear = effective_rank(values, torch.Size((rounds, width)), dtype)
+    rounding = max(ROUNDING * torch.finfo(dtype).eps, HALF_THE_DIGITS)
+    alone = rank == len(values) - 1 and float(values[-1]) > rounding * float(values[0])
+    return rank, clear and not alone
 
 
 def _from_gram(sums: Sums, live: Tensor, expected_rank: int, cohort_sizes: Tensor | None) -> SignalSpace:
@@ -131,7 +163,7 @@ def _weighted_rounds(
         energies, basis = torch.linalg.eigh(whitened)
         energies, basis = energies.flip(0).clamp(min=0), basis.flip(1)
         values = energies[: sums.parameters].sqrt()  # beyond that they are zero, which is no gap
-        found, clear = effective_rank(values, torch.Size((rounds, sums.parameters)), sums.dtype)
+        found, clear = _rank(values, rounds, sums.parameters, sums.dtype)
         rank = found if clear else min(expected_rank, rounds, sums.parameters)
         rest = basis[:, rank:]
         if remaining and float(energies[rank:].sum()) > 1e-12 * float(energies.sum()):

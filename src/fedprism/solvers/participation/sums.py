@@ -12,13 +12,16 @@ from torch import Tensor
 BLOCK = 1 << 24
 """Numbers that are held in double precision at a time."""
 
+SILENCE = 1e-6
+"""Length of a sum, relative to the longest, up to which nothing may be in it but what masks leave when they cancel."""
+
 
 class Sums:
     """The sums, read once: a sketch (rounds, width) that keeps their column space, and each round's length.
 
-    A column of the sketch is a random combination of every width-th parameter. `gram` averages over all parameters
-    instead. That is worth its price under noise only; where the sums can be read but once, it comes along with the
-    sketch.
+    A column of the sketch is a random combination of every width-th parameter; where there are no more parameters than
+    columns, they are its columns. `gram` averages over all parameters instead. That is worth its price under noise
+    only; where the sums can be read but once, it comes along with the sketch.
     """
 
     def __init__(self, aggregates: Any, device: torch.device, *, factors: Tensor | None, width: int, seed: int) -> None:
@@ -39,8 +42,9 @@ class Sums:
             if self._gram is not None:
                 self._gram += block @ block.T
             self._add(sketch, block, rng)
-        if sketch is None:
-            raise ValueError("expected sums (rounds, parameters), found no parameters; give at least one column.")
+        if sketch is None or not len(sketch):
+            missing = "rounds" if sketch is not None else "parameters"
+            raise ValueError(f"expected sums (rounds, parameters), found no {missing}; give at least one of each.")
         if not bool(torch.isfinite(energies).all()):
             broken = int((~torch.isfinite(energies)).nonzero()[0])
             raise ValueError(
@@ -55,10 +59,12 @@ class Sums:
             )
         self._factors = factors[:, None]
         self.sketch, self.lengths = sketch * self._factors, energies.sqrt() * factors
+        self.heard = energies > SILENCE**2 * energies.max()
 
     def _add(self, sketch: Tensor, block: Tensor, rng: torch.Generator) -> None:
         width, size = sketch.shape[1], block.shape[1]
         factors = torch.randn(size, generator=rng, dtype=torch.float64).to(block.device)
+        factors[: max(0, width - self.parameters)] = 1  # the first of each column
         start = 0
         while start < size:
             column = self.parameters % width
@@ -106,6 +112,11 @@ def doubled_blocks(aggregates: Any, device: torch.device) -> Iterator[tuple[Tens
         width = max(1, BLOCK // max(1, rounds))
         for start in range(0, piece.shape[1], width):
             part = piece[:, start : start + width]
-            block = part.detach() if isinstance(part, Tensor) else torch.tensor(part)  # reads a memory map's block
+            block = part.detach() if isinstance(part, Tensor) else _tensor(part)
             dtype = block.dtype if block.dtype.is_floating_point else torch.float64
             yield block.to(device, torch.float64), dtype
+
+
+def _tensor(part: np.ndarray[Any, Any]) -> Tensor:
+    """A block of an array or of a memory map, which is read here, whatever machine wrote it."""
+    return torch.tensor(part.astype(part.dtype.newbyteorder("="), copy=False))

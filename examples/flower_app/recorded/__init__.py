@@ -1,0 +1,1 @@
+"""A Flower app with a recorder on the server and, if asked for, a defense on the clients."""
