@@ -87,11 +87,21 @@ def fit_app(mods: Iterable[Any] = (secaggplus_mod,)) -> ClientApp:
     )
 
 
+def say_who_is_sending() -> None:
+    """Flower asks the process, once and for all, whom its messages are from."""
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+
+
+def training_message(state: dict[str, torch.Tensor]) -> Message:
+    say_who_is_sending()
+    return Message(RecordDict({"arrays": ArrayRecord(state)}), dst_node_id=7, message_type="train")
+
+
 class LocalGrid(Grid):
     """Hands copies of messages to client apps in this process. Clients in `broken` fail, at each training message."""
 
     def __init__(self, app: ClientApp, clients: int, broken: Iterable[int] = ()) -> None:
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1  # whom messages say they are from
+        say_who_is_sending()
         self.app = app
         self.contexts = {
             FIRST_NODE + number: Context(0, FIRST_NODE + number, {"partition-id": number}, RecordDict(), {})

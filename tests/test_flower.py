@@ -52,6 +52,7 @@ from flower_runs import (
     small_model,
     start,
     trained,
+    training_message,
 )
 
 KNOWN = fp.Knowledge(input_shape=(1, 8, 8), loss="cross_entropy", local_lr=RATE, local_epochs=1)
@@ -426,9 +427,7 @@ def test_a_chain_of_defenses_is_applied_before_the_update_leaves(tmp_path: Path)
 
 
 def test_noise_is_repeatable_only_with_a_seed() -> None:
-    message = Message(
-        RecordDict({"arrays": ArrayRecord(small_model().state_dict())}), dst_node_id=7, message_type="train"
-    )
+    message = training_message(small_model().state_dict())
 
     def echo(inner: Message, context: Any) -> Message:
         return Message(copy.deepcopy(inner.content), reply_to=inner)
@@ -452,7 +451,7 @@ def test_buffers_are_not_defended(tmp_path: Path) -> None:
     model = normalized_model()
     mod = flower.DefenseMod(fp.defenses.GaussianNoise(10.0), model=model)
     state = model.state_dict()
-    message = Message(RecordDict({"arrays": ArrayRecord(state)}), dst_node_id=7, message_type="train")
+    message = training_message(state)
     reply = mod(message, None, lambda inner, _: Message(copy.deepcopy(inner.content), reply_to=inner))
     sent = reply.content.array_records["arrays"].to_torch_state_dict()
     assert torch.equal(sent["1.running_mean"], state["1.running_mean"])
