@@ -144,27 +144,25 @@ def trained(name: str, how: str, seed: int, steps: int) -> Update:
     """Trained on the embedded digits, in colour at 32x32. More steps go on from where fewer end."""
     data = digits()
     model, rng = NETWORKS[name](seed).train(), torch.Generator().manual_seed(seed)
+    train(model, how, steps, lambda: data[torch.randint(len(data), (32,), generator=rng)])
+    return tensors(model)
+
+
+def train(model: nn.Module, how: str, steps: int, draw: Callable[[], fp.Batch]) -> None:
     optimizer = TRAININGS[how](model)
     for _ in range(steps):
-        chosen = torch.randint(len(data), (32,), generator=rng)
-        loss = F.cross_entropy(model(data.inputs[chosen]), data.labels[chosen])
+        batch = draw()
+        loss = F.cross_entropy(model(batch.inputs), batch.labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    return tensors(model)
 
 
 def resnet18(seed: int, *, steps: int = 20) -> Update:
     """ResNet-18, trained on the embedded photographs, 16 at a time, for as long as a benchmark can wait."""
     photos, rng = fp.data.load("photos", size=32, crops=16), generator(seed, "resnet18")
     model = OTHERS["resnet18"](seed).train()
-    optimizer = TRAININGS["SGD"](model)
-    for _ in range(steps):
-        batch = photos.draw(16, rng)
-        loss = F.cross_entropy(model(batch.inputs), batch.labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    train(model, "SGD", steps, lambda: photos.draw(16, rng))
     return tensors(model)
 
 
@@ -180,14 +178,14 @@ LABELS: dict[str, Callable[[Tensor, int, torch.Generator], Tensor]] = {
 def of_many(name: str, how: str, which: str, seed: int, steps: int) -> Update:
     """Trained on digits that are given some of many classes' labels."""
     data, model, rng = digits(), MANY[name](seed).train(), generator(seed, which)
-    optimizer = TRAININGS[how](model)
-    for _ in range(steps):
-        chosen = torch.randint(len(data), (32,), generator=rng)
-        outputs = model(data.inputs[chosen])
-        loss = F.cross_entropy(outputs, LABELS[which](data.labels[chosen], outputs.shape[1], rng))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    with torch.no_grad():
+        classes = model(data.inputs[:2]).shape[1]
+
+    def draw() -> fp.Batch:
+        batch = data[torch.randint(len(data), (32,), generator=rng)]
+        return fp.Batch(batch.inputs, LABELS[which](batch.labels, classes, rng))
+
+    train(model, how, steps, draw)
     return tensors(model)
 
 
@@ -200,13 +198,7 @@ def fused(seed: int, *, steps: int, dense: bool) -> Update:
             hidden = [nn.Linear(3072, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Linear(256, 128), nn.BatchNorm1d(128)]
             model = nn.Sequential(nn.Flatten(), *hidden, nn.ReLU(), nn.Linear(128, CLASSES))
     data, rng = digits(), generator(seed, "fused")
-    optimizer = TRAININGS["SGD"](model.train())
-    for _ in range(steps):
-        chosen = torch.randint(len(data), (32,), generator=rng)
-        loss = F.cross_entropy(model(data.inputs[chosen]), data.labels[chosen])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    train(model.train(), "SGD", steps, lambda: data[torch.randint(len(data), (32,), generator=rng)])
     layers = list(model)
     kept: dict[str, Tensor] = {}
     for number, (layer, norm) in enumerate(pairwise([*layers, nn.Identity()])):

@@ -21,6 +21,7 @@ from flwr.server import LegacyContext, ServerConfig
 from flwr.server.strategy import FedAvg as LegacyFedAvg
 from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 from torch import nn
 
@@ -175,3 +176,32 @@ def start(strategy: Any, grid: Grid, rounds: int = 1, model: nn.Module | None = 
     """A run of a strategy of the message API."""
     arrays = ArrayRecord((model or small_model()).state_dict())
     return strategy.start(grid=grid, initial_arrays=arrays, num_rounds=rounds, train_config=ConfigRecord())
+
+
+def averaging(clients: int = 4, **settings: Any) -> FedAvg:
+    return FedAvg(fraction_evaluate=0.0, min_train_nodes=clients, min_available_nodes=clients, **settings)
+
+
+def expected_update(client: int, params: Any = None) -> dict[str, torch.Tensor]:
+    """What a client sends, computed without Flower."""
+    model = small_model()
+    if params is not None:
+        model.load_state_dict(dict(params))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    after = trained(model, batch_of(client))
+    return {name: after[name] - before[name] for name in before}
+
+
+def assert_close(found: Any, expected: Any, tolerance: float = 1e-6) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=tolerance)
+
+
+def client_number(participant: str) -> int:
+    return int(participant) - FIRST_NODE
+
+
+def normalized_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import importlib
 import logging
@@ -12,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import fedprism as fp
 
@@ -20,7 +18,6 @@ pytest.importorskip("flwr", reason='needs flwr: pip install "fedprism[flower]"')
 
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.client.mod import fixedclipping_mod as fixedclipping_mod_of_fit
-from flwr.client.mod import secaggplus_mod
 from flwr.clientapp.mod import fixedclipping_mod
 from flwr.common import ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.server import LegacyContext, ServerConfig
@@ -30,7 +27,6 @@ from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideFixedClipping,
     DifferentialPrivacyServerSideAdaptiveClipping,
     DifferentialPrivacyServerSideFixedClipping,
-    FedAvg,
 )
 
 from fedprism.errors import BadInput
@@ -44,15 +40,18 @@ from flower_runs import (
     RATE,
     Frozen,
     LocalGrid,
+    assert_close,
+    averaging,
     batch_of,
+    client_number,
+    expected_update,
     fit_app,
     message_app,
+    normalized_model,
     run_secure,
     server_context,
     small_model,
     start,
-    trained,
-    training_message,
 )
 
 KNOWN = fp.Knowledge(input_shape=(1, 8, 8), loss="cross_entropy", local_lr=RATE, local_epochs=1)
@@ -62,30 +61,6 @@ COHORTS = [[0, 1, 2], [1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2, 3]]
 @pytest.fixture(autouse=True)
 def _quiet() -> None:
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
-
-
-def averaging(clients: int = 4, **settings: Any) -> FedAvg:
-    return FedAvg(fraction_evaluate=0.0, min_train_nodes=clients, min_available_nodes=clients, **settings)
-
-
-def expected_update(client: int, params: Any = None) -> dict[str, torch.Tensor]:
-    """What a client sends, computed without Flower."""
-    model = small_model()
-    if params is not None:
-        model.load_state_dict(dict(params))
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    after = trained(model, batch_of(client))
-    return {name: after[name] - before[name] for name in before}
-
-
-def assert_close(found: Any, expected: Any, tolerance: float = 1e-6) -> None:
-    assert found.keys() == expected.keys()
-    for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor, rtol=0, atol=tolerance)
-
-
-def client_number(participant: str) -> int:
-    return int(participant) - FIRST_NODE
 
 
 # --- plain federated averaging ---------------------------------------------------------------------------------------
@@ -137,11 +112,6 @@ def test_recorded_updates_are_attacked(tmp_path: Path) -> None:
     )
     found = fp.run(fp.attacks.dense_inversion(), seen)
     torch.testing.assert_close(found.inputs, batch_of(client_number(alone.participants[0])).inputs, atol=1e-3, rtol=0)
-
-
-def normalized_model() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))
 
 
 def test_buffers_are_told_from_parameters(tmp_path: Path) -> None:
@@ -405,95 +375,6 @@ def test_the_example_app_records_what_its_server_sees(
     assert f"fedprism attack {capture} --with dense-inversion" in capsys.readouterr().out
     assert len(fp.io.load(capture).rounds) == 2 * settings["rounds"]
     assert ("samples-read-off" in {finding.check for finding in load_findings(capture)}) is not defended
-
-
-# --- client mods -----------------------------------------------------------------------------------------------------
-
-
-def recorded_updates(tmp_path: Path, app: Any, model: Any = small_model) -> dict[int, Any]:
-    strategy = flower.RecordingStrategy(averaging(2), tmp_path / "run", model=model())
-    start(strategy, LocalGrid(app, 2), 1, model())
-    return {client_number(seen.participants[0]): seen.update for seen in fp.io.load(tmp_path / "run").rounds}
-
-
-def test_a_chain_of_defenses_is_applied_before_the_update_leaves(tmp_path: Path) -> None:
-    defense = fp.chain(fp.defenses.Clip(0.05), fp.defenses.Prune(0.9))
-    found = recorded_updates(tmp_path, message_app(mods=[flower.DefenseMod(defense)]))
-    for client, update in found.items():
-        assert length(update) <= 0.05 + 1e-6
-        raw = expected_update(client)
-        rng = torch.Generator()
-        assert_close(update, defense.on_update(raw, fp.defenses.Context(), rng), 1e-6)
-
-
-def test_noise_is_repeatable_only_with_a_seed() -> None:
-    message = training_message(small_model().state_dict())
-
-    def echo(inner: Message, context: Any) -> Message:
-        return Message(copy.deepcopy(inner.content), reply_to=inner)
-
-    def sent(mod: flower.DefenseMod) -> torch.Tensor:
-        reply = mod(message, None, echo)
-        return torch.cat([t.flatten() for t in reply.content.array_records["arrays"].to_torch_state_dict().values()])
-
-    LocalGrid(message_app(), 1)  # says whom messages are from
-    noise = fp.defenses.GaussianNoise(0.1)
-    before = torch.cat([t.flatten() for t in small_model().state_dict().values()])
-    seeded = [sent(flower.DefenseMod(noise, seed=1)) for _ in range(2)]
-    assert torch.equal(*seeded)
-    free = [sent(flower.DefenseMod(noise)) for _ in range(2)]
-    assert not torch.equal(*free)
-    for vector in (*seeded, *free):
-        assert float((vector - before).std()) == pytest.approx(0.1, rel=0.1)
-
-
-def test_buffers_are_not_defended(tmp_path: Path) -> None:
-    model = normalized_model()
-    mod = flower.DefenseMod(fp.defenses.GaussianNoise(10.0), model=model)
-    state = model.state_dict()
-    message = training_message(state)
-    reply = mod(message, None, lambda inner, _: Message(copy.deepcopy(inner.content), reply_to=inner))
-    sent = reply.content.array_records["arrays"].to_torch_state_dict()
-    assert torch.equal(sent["1.running_mean"], state["1.running_mean"])
-    assert sent["1.num_batches_tracked"].dtype == torch.int64
-    assert float((sent["2.weight"] - state["2.weight"]).abs().mean()) > 1
-
-
-def test_a_defense_works_inside_secure_aggregation(tmp_path: Path) -> None:
-    app = fit_app(mods=[secaggplus_mod, flower.DefenseMod(fp.defenses.Clip(0.05), model=small_model())])
-    grid = flower.RecordingGrid(LocalGrid(app, 3), tmp_path / "run", model=small_model())
-    run_secure(grid, Frozen([[0, 1, 2]]), server_context(), 1)
-    (seen,) = fp.io.load(tmp_path / "run").rounds
-    assert length(seen.update) <= 0.05 + 1e-3
-
-
-@pytest.mark.parametrize("defense", [fp.defenses.MixUp(k=2), fp.defenses.DpSgd(1.0, 1.0), fp.defenses.MseLoss()])
-def test_defenses_that_act_elsewhere_are_refused(defense: Any) -> None:
-    with pytest.raises(BadInput, match="on the update alone"):
-        flower.DefenseMod(fp.chain(fp.defenses.Clip(1.0), defense))
-
-
-def test_a_tampered_model_is_refused_and_an_honest_one_is_trained_on(tmp_path: Path) -> None:
-    trained_on = []
-
-    def note(message: Message, context: Any, call_next: Any) -> Message:
-        trained_on.append(message)
-        return call_next(message, context)
-
-    app = message_app(mods=[flower.InspectionMod(remember=True), note])
-    model = small_model()
-    start(averaging(2), LocalGrid(app, 2), 2, model)
-    assert len(trained_on) == 4
-    with torch.no_grad():
-        first = next(parameter for parameter in model.parameters() if parameter.dim() == 2)
-        first.copy_(first[:1].expand_as(first))
-    assert fp.inspection.inspect(model.state_dict()).serious
-    grid = flower.RecordingGrid(LocalGrid(app, 2), tmp_path / "run")
-    content = RecordDict({"arrays": ArrayRecord(model.state_dict())})
-    messages = [Message(content, dst_node_id=node, message_type="train") for node in grid.get_node_ids()]
-    replies = list(grid.send_and_receive(messages))
-    assert all("refuses to train" in reply.error.reason for reply in replies)
-    assert len(trained_on) == 4
 
 
 # --- watching --------------------------------------------------------------------------------------------------------
