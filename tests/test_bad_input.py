@@ -53,6 +53,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: MixUp(2).on_batch(some_data(labels=False), Context(), torch.Generator()),
         "labels to mix along with the samples, found None",
     ),
+    "a defense by its name": (lambda: simulated(some_data(), "prune"), "found 'prune'"),  # type: ignore[arg-type]
     "no batch norm": (normalised_by_exact_statistics, "a model with batch-norm layers, found none in "),
 }
 

@@ -76,6 +76,19 @@ def test_what_is_left_is_the_mean_of_the_others_updates(aggregation: Any, photos
     assert far(seen.update, expected) < 1e-9
 
 
+@pytest.mark.parametrize("protocol", [fp.FedSGD(lr=0.1), fp.FedAvg(lr=0.1)], ids=repr)
+def test_its_own_share_is_clipped_as_it_was_sent(protocol: Any, photos: fp.data.ImageSet) -> None:
+    """A client of FedSGD clips its gradient, one of FedAvg its step: the rate of 0.1 lies between them."""
+    threat = CURIOUS.granting("defense")
+    observation, truth = played(photos, 3, 1, protocol=protocol, defense=fp.defenses.Clip(0.1), threat=threat)
+    assert truth.updates is not None
+    (part,) = OtherClients().reduce(observation)
+    (seen,) = part.rounds
+    sent = truth.updates[1] or {}
+    scale = -1 / protocol.lr if isinstance(protocol, fp.FedAvg) else 1.0  # a step along a gradient, or the gradient
+    assert far(seen.update, {name: scale * tensor for name, tensor in sent.items()}) < 1e-9
+
+
 def test_rounds_that_it_sat_out_and_rounds_without_others(photos: fp.data.ImageSet) -> None:
     there = torch.tensor([[1, 1, 0], [0, 1, 1], [1, 0, 0]], dtype=torch.bool)
     threat = CURIOUS.granting("participation")

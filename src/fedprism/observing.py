@@ -130,6 +130,8 @@ class View:
         """What the threat model grants of all there is to know."""
         scenario, protocol = self.scenario, self.scenario.protocol
         local = protocol if isinstance(protocol, FedAvg) else FedAvg(lr=protocol.lr)
+        # A participant sees steps of the global model only, but knows whether it sends gradients: without local epochs.
+        sends_gradients = self.threat.participates and local is not protocol
         # A defense may change the loss; who knows the loss knows the one that clients train with.
         trained_with = scenario.defense.on_loss(losses.resolve(scenario.loss))
         windows = _windows(scenario.rounds, scenario.window) if scenario.window is not None else None
@@ -142,7 +144,7 @@ class View:
             labels=self._labels(rounds, drawn),
             loss=losses.name_of(trained_with) or trained_with,
             local_lr=local.lr,
-            local_epochs=local.epochs,
+            local_epochs=local.epochs if not sends_gradients else None,
             local_batch_size=local.batch_size or max(len(draw.samples) for draw in drawn),
             local_momentum=local.momentum,
             batchnorm_exact=self._batchnorm_exact(rounds, drawn),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedprism.checks import shown, whole
 from fedprism.client import FedSGD, Protocol
-from fedprism.defenses.base import Chain, Defense
+from fedprism.defenses.base import Chain, Defense, chain
 from fedprism.errors import BadInput
 from fedprism.types import Batch, LossFn, Reduction, is_soft
 
@@ -60,6 +60,7 @@ class Scenario:
             )
         for number, data in enumerate(self.clients):
             _check_batch(data, number)
+        chain(self.defense)  # refuses what is no defense
         _check_part(self.fraction, "fraction")
         if self.window is not None:
             whole(self.window, "window", self.rounds)

@@ -18,7 +18,7 @@ from fedprism import losses
 from fedprism.attacks.base import Reduced, Reduction
 from fedprism.attacks.forward import FORWARD_USES
 from fedprism.batchnorm import buffers_of
-from fedprism.client import FedAvg, local_update
+from fedprism.client import FedAvg, FedSGD, local_update
 from fedprism.errors import BadInput, MissingKnowledge, NotApplicable
 from fedprism.types import Batch, Knowledge, Observation, Round, Update
 
@@ -79,12 +79,12 @@ class OtherClients(Reduction):
 
     def _without_own(self, observation: Observation, seen: Round, number: int, cohort: _Cohort) -> Observation:
         knowledge, rate = observation.knowledge, observation.knowledge.local_lr or 0.0
+        gradient = self.single_step and (knowledge.local_epochs or 1) == 1
         own = _own_update(observation, seen) if cohort.took_part else {}
         share = cohort.own_share
         update = {
             name: (moved - share * own[name] if own else moved) / (1 - share) for name, moved in seen.update.items()
         }
-        gradient = self.single_step and (knowledge.local_epochs or 1) == 1
         if gradient:
             update = {name: tensor / -rate for name, tensor in update.items()}
         rest = replace(
@@ -139,27 +139,32 @@ def _own_data(knowledge: Knowledge) -> Batch:
 
 
 def _own_update(observation: Observation, seen: Round) -> Update:
-    """What the client sent itself, as a delta: its training on its own data, once more."""
+    """What the client's own training on its own data, once more, moved the model by.
+
+    Without local epochs clients send gradients, and a defense meets these: clipping one is not clipping the step.
+    """
     knowledge, model, data = observation.knowledge, observation.model, _own_data(observation.knowledge)
     if model is None or knowledge.loss is None or knowledge.local_lr is None:
         field = "model" if model is None else "loss" if knowledge.loss is None else "local_lr"
         raise MissingKnowledge("the curious client", field)
+    gradient = knowledge.local_epochs is None
     like = next(iter(seen.params.values()))
-    return local_update(
+    update = local_update(
         model,
         {name: seen.params[name] for name, _ in model.named_parameters()},
         Batch(data.inputs.to(like), data.labels.to(like.device)),
         loss=losses.resolve(knowledge.loss),
-        protocol=_protocol(knowledge),
+        protocol=FedSGD() if gradient else _protocol(knowledge),
         rng=torch.Generator(),
         defense=knowledge.defense.deterministic() if knowledge.defense is not None else None,
         buffers=buffers_of(observation, seen),
         trained=tuple(seen.update),
     ).update
+    return {name: -knowledge.local_lr * tensor for name, tensor in update.items()} if gradient else update
 
 
 def _protocol(knowledge: Knowledge) -> FedAvg:
-    """One step of FedSGD is one local step at the server's rate."""
+    """Local training as it is known, in the order of the data."""
     return FedAvg(
         lr=knowledge.local_lr or 0.0,
         epochs=knowledge.local_epochs or 1,
