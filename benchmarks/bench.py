@@ -16,7 +16,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -70,7 +70,7 @@ def main() -> None:
                 _save(output, list(kept.values()), device)
         except (ImportError, FedprismError) as error:  # a package, or data that is not in the folder
             print(f"{name} left out: {error}", flush=True)
-    for warning in fallen(found, stored):
+    for warning in [*fallen(found, stored), *missing(kept.values(), stored)]:
         print(warning)
 
 
@@ -85,7 +85,7 @@ def line(comparison: Comparison) -> str:
         f"{'about ' if c.extrapolated else ''}{_seconds(c.theirs)}",
         c.their_quality or "–",
         f"{c.ratio:,.0f} x" if c.ratio >= 10 else f"{c.ratio:.1f} x",
-        "–" if c.share_of_limit is None else f"{c.share_of_limit:.0%}",
+        "–" if c.share_of_limit is None else f"{100 * c.share_of_limit:.2g}%",
         c.note,
     ]
     return "| " + " | ".join(told) + " |"
@@ -120,6 +120,12 @@ def fallen(found: Sequence[Comparison], stored: dict[str, float]) -> list[str]:
     ]
 
 
+def missing(kept: Iterable[Comparison], stored: dict[str, float]) -> list[str]:
+    """A sentence for every row that was stored and is not in the table any more."""
+    there = {_key(as_row(comparison)) for comparison in kept}
+    return [f"warning: {key} was stored and has not been measured" for key in stored if key not in there]
+
+
 def _key(row: dict[str, object]) -> str:
     return f"{row['workload']}, {row['size']}, {row['other']}"
 
@@ -140,4 +146,7 @@ def _save(output: Path, found: Sequence[Comparison], device: torch.device) -> No
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except FedprismError as error:
+        raise SystemExit(str(error)) from None

@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -51,39 +51,49 @@ def main() -> None:
     sizes = args.sizes or ((64,) if args.reduced else (8, 16, 32, 64, 128, 192, 256))
     batches = range(args.batches or (2 if args.reduced else 5))
     settings = Settings(data_dir=args.data_dir, device=args.device)
+    device = "GPU" if torch.cuda.is_available() and args.device != "cpu" else f"CPU, {args.threads} thread(s)"
     rows: list[dict[str, object]] = []
+    for row in _rows(args, settings, sizes, batches):
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+        _store(args.output, device, rows, complete=False)  # a run that is broken off leaves what it has
+    _store(args.output, device, rows, complete=True)
+    for sentence, held in _expectations(rows):
+        print("holds" if held else "DOES NOT HOLD", "-", sentence)
+
+
+def _store(path: Path, device: str, rows: list[dict[str, object]], *, complete: bool) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    stored = {"device": device, "complete": complete, "expected": dict(_expectations(rows)), "rows": rows}
+    path.write_text(json.dumps(stored, indent=1) + "\n")
+
+
+def _rows(
+    args: argparse.Namespace, settings: Settings, sizes: Sequence[int], batches: range
+) -> Iterator[dict[str, object]]:
     for make in (fc2_cifar10, fc2_tiny_imagenet):
         victim = make(settings)
         print(victim.note, flush=True)
         for size in sizes:
             measured = [_measure(victim, settings, size, number) for number in batches]
-            rows.append(_row(victim, f"gradient, {size}", measured))
+            yield _row(victim, f"gradient, {size}", measured)
         if args.gradients_only:
             continue
         if not args.reduced:
-            rows += _other_updates(victim, settings, batches)
-        rows.append({"data": victim.name, "what": "published objective, 64", **_published(victim, settings)})
-        print(json.dumps(rows[-1]), flush=True)
-    verdict = dict(_expectations(rows))
-    for sentence, held in verdict.items():
-        print("holds" if held else "DOES NOT HOLD", "-", sentence)
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    device = "GPU" if torch.cuda.is_available() and args.device != "cpu" else f"CPU, {args.threads} thread(s)"
-    args.output.write_text(json.dumps({"device": device, "expected": verdict, "rows": rows}, indent=1) + "\n")
+            yield from _other_updates(victim, settings, batches)
+        yield {"data": victim.name, "what": "published objective, 64", **_published(victim, settings)}
 
 
-def _other_updates(victim: Victim, settings: Settings, batches: range) -> list[dict[str, object]]:
+def _other_updates(victim: Victim, settings: Settings, batches: range) -> Iterator[dict[str, object]]:
     """FedAvg at 64 and 128 samples, and noise at 8."""
-    rows = []
     averaged = fp.FedAvg(lr=1e-3, epochs=10, batch_size=32)
     for size in (64, 128):
         measured = [_measure(victim, settings, size, number, protocol=averaged) for number in batches]
-        rows.append(_row(victim, f"FedAvg, {size}", measured))
+        yield _row(victim, f"FedAvg, {size}", measured)
     if victim.name == "Tiny-ImageNet":
         noise = fp.chain(fp.defenses.Clip(1.0, always=True), fp.defenses.GaussianNoise(1e-4))
         measured = [_measure(victim, settings, 8, number, defense=noise) for number in batches]
-        rows.append(_row(victim, "unit-norm gradient, noise 1e-4, 8", measured))
-    return rows
+        yield _row(victim, "unit-norm gradient, noise 1e-4, 8", measured)
 
 
 def _measure(victim: Victim, settings: Settings, size: int, number: int, **scenario: object) -> dict[str, object]:
@@ -158,7 +168,6 @@ def _row(victim: Victim, what: str, measured: list[dict[str, object]]) -> dict[s
         sum(m["exact"]["psnr"]) >= sum(m["separated"]["psnr"]) - 1e-6 * len(m["exact"]["psnr"])  # type: ignore[index]
         for m in measured
     )
-    print(json.dumps(row), flush=True)
     return row
 
 

@@ -5,7 +5,8 @@
 At a slope of 1 twice as many samples take twice the time. Small sizes are often cheaper to add than that, because a
 machine is not busy with them: the table gives the slope over all sizes and that of the last step. On a CPU seconds are
 the processor's, so that other work on the machine counts less; on a GPU the clock's. Best of two runs after a warm-up.
-Writes benchmarks/results/growth-cpu.json or growth-gpu.json and the chart.
+Writes benchmarks/results/growth-cpu.json or growth-gpu.json, in which rows that were not asked for stay, and the chart,
+with another one over the images' side beside it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -37,21 +39,22 @@ from fedprism.metrics import ssim_matrix  # noqa: E402
 from fedprism.randomness import generator  # noqa: E402
 from fedprism.recipes.charts import line_chart  # noqa: E402
 from fedprism.recipes.planted_participation import Federation, plant  # noqa: E402
-from fedprism.solvers import decode_mixtures, midpoint, recover_participation  # noqa: E402
+from fedprism.solvers import decode_mixtures, invert_features, label_counts, midpoint, recover_participation  # noqa: E402
+from fedprism.solvers.features import FeatureInversion  # noqa: E402
 from fedprism.solvers.windows import Lattice, Smoothest, extremes  # noqa: E402
 
 ITERATIONS = 20
 SIDE = 32
-Call = Callable[[], object]
+Call: TypeAlias = Callable[[], object]
+Make: TypeAlias = Callable[[int, torch.device], Call]
+"""Prepares a problem of this size on a device and returns what is timed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """`make(size, device)` prepares a problem and returns what is timed."""
-
     sizes: tuple[int, ...]
     of: str
-    make: Callable[[int, torch.device], Call]
+    make: Make
     note: str = ""
 
 
@@ -63,33 +66,56 @@ def attacked(attack: Attack, model: torch.nn.Module, images: Tensor, labels: Ten
     return lambda: fp.run(attack, observation, device=place)
 
 
-def dense(size: int, device: torch.device) -> Call:
-    model = fp.models.build("dense", input_shape=(3, SIDE, SIDE), classes=200, seed=0)
-    images = pictures(size, SIDE, torch.device("cpu"))
-    return attacked(fp.attacks.dense_inversion(), model, images, torch.arange(size), device)
+def over(count: int | None, side: int | None, size: int) -> tuple[int, int]:
+    """How many images, and their side: the one that is not given is `size`."""
+    return count or size, side or size
 
 
-def separation(attack: Attack, side: int | None = None) -> Callable[[int, torch.device], Call]:
-    """Over the batch or, where `side` is None, over the image's side for a batch of 16."""
-
+def dense(*, count: int | None = None, side: int | None = None) -> Make:
     def make(size: int, device: torch.device) -> Call:
-        count, pixels = (size, side) if side is not None else (16, size)
-        model = fp.models.build("fc2", input_shape=(3, pixels, pixels), hidden=256, classes=10, seed=0)
-        images = pictures(count, pixels, torch.device("cpu"))
-        return attacked(attack, model, images, torch.arange(count) % 10, device)
+        number, pixels = over(count, side, size)
+        model = fp.models.build("dense", input_shape=(3, pixels, pixels), classes=200, seed=0)
+        images = pictures(number, pixels, torch.device("cpu"))
+        return attacked(fp.attacks.dense_inversion(), model, images, torch.arange(number), device)
 
     return make
 
 
-def matching(side: int | None = None) -> Callable[[int, torch.device], Call]:
+def separation(attack: Attack, *, count: int | None = None, side: int | None = None) -> Make:
     def make(size: int, device: torch.device) -> Call:
-        count, pixels = (size, side) if side is not None else (1, size)
+        number, pixels = over(count, side, size)
+        model = fp.models.build("fc2", input_shape=(3, pixels, pixels), hidden=256, classes=10, seed=0)
+        images = pictures(number, pixels, torch.device("cpu"))
+        return attacked(attack, model, images, torch.arange(number) % 10, device)
+
+    return make
+
+
+def matching(*, count: int | None = None, side: int | None = None) -> Make:
+    def make(size: int, device: torch.device) -> Call:
+        number, pixels = over(count, side, size)
         model = fp.models.build("lenet", input_shape=(3, pixels, pixels), classes=10, seed=0)
         attack = GradientMatching(labels=Labels.KNOWN, iterations=ITERATIONS)
-        images = pictures(count, pixels, torch.device("cpu"))
-        return attacked(attack, model, images, torch.arange(count) % 10, device)
+        images = pictures(number, pixels, torch.device("cpu"))
+        return attacked(attack, model, images, torch.arange(number) % 10, device)
 
     return make
+
+
+def features(*, count: int | None = None, side: int | None = None) -> Make:
+    def make(size: int, device: torch.device) -> Call:
+        number, pixels = over(count, side, size)
+        layers = fp.models.build("lenet", input_shape=(3, pixels, pixels), seed=0)[:-1].to(device)  # type: ignore[index]
+        target = layers(pictures(number, pixels, device)).detach()
+        start, settings = torch.zeros(number, 3, pixels, pixels, device=device), FeatureInversion(iterations=ITERATIONS)
+        return lambda: invert_features(layers, target, start, settings=settings)
+
+    return make
+
+
+def labels(size: int, device: torch.device) -> Call:
+    gradient = torch.randn(100, generator=torch.Generator().manual_seed(0)).to(device)
+    return lambda: label_counts(gradient, size)
 
 
 def trials(size: int, device: torch.device) -> Call:
@@ -107,51 +133,77 @@ def participation(size: int, device: torch.device) -> Call:
     return lambda: recover_participation(planted.sums, planted.windows, planted.counts, users=size, certify=False)
 
 
-def windows(decoder: Callable[[Tensor, Tensor, Lattice], object], side: int) -> Callable[[int, torch.device], Call]:
+def windows(
+    decoder: Callable[[Tensor, Tensor, Lattice], object], *, count: int | None = None, side: int | None = None
+) -> Make:
     def make(size: int, device: torch.device) -> Call:
-        lattice = Lattice(top=0, pitch=4, size=32, height=side, width=side)
-        maxima, minima = extremes(pictures(size, side, device), lattice, (side // 4, side // 4))
+        number, pixels = over(count, side, size)
+        lattice = Lattice(top=0, pitch=4, size=32, height=pixels, width=pixels)
+        maxima, minima = extremes(pictures(number, pixels, device), lattice, (pixels // 4, pixels // 4))
         return lambda: decoder(maxima, minima, lattice)
 
     return make
 
 
-def mixtures(size: int, device: torch.device) -> Call:
-    rng = torch.Generator().manual_seed(0)
-    mapping = torch.rand(4 * size, size, generator=rng).argsort(1)[:, :4]
-    weights = torch.rand(4 * size, 4, generator=rng)
-    images = pictures(size, 16, torch.device("cpu"))
-    encodings = torch.einsum("ek,ekchw->echw", weights, images[mapping]).to(device)
-    return lambda: decode_mixtures(encodings, mapping.to(device), weights.to(device))
+def mixtures(*, count: int | None = None, side: int | None = None) -> Make:
+    def make(size: int, device: torch.device) -> Call:
+        number, pixels = over(count, side, size)
+        rng = torch.Generator().manual_seed(0)
+        mapping = torch.rand(4 * number, number, generator=rng).argsort(1)[:, :4]
+        weights = torch.rand(4 * number, 4, generator=rng)
+        images = pictures(number, pixels, torch.device("cpu"))
+        encodings = torch.einsum("ek,ekchw->echw", weights, images[mapping]).to(device)
+        return lambda: decode_mixtures(encodings, mapping.to(device), weights.to(device))
+
+    return make
 
 
-def similarities(size: int, device: torch.device) -> Call:
-    images = pictures(size, SIDE, device)
-    return lambda: ssim_matrix(images, images)
+def similarities(*, count: int | None = None, side: int | None = None) -> Make:
+    def make(size: int, device: torch.device) -> Call:
+        images = pictures(*over(count, side, size), device)
+        return lambda: ssim_matrix(images, images)
+
+    return make
 
 
 BATCH, PIXELS = "samples in the batch", "pixels a side"
+LENET = f"LeNet, {ITERATIONS} iterations"
+ONE_FIT = Smoothest(iterations=ITERATIONS)
 STUDIES = {
-    "dense inversion": Study(sizes=(16, 32, 64, 128), of=BATCH, make=dense),
+    "dense inversion": Study(sizes=(16, 32, 64, 128), of=BATCH, make=dense(side=SIDE)),
     "separation": Study(
-        sizes=(16, 32, 64, 128), of=BATCH, make=separation(CocktailParty(exact=False, denoise=False), SIDE)
+        sizes=(16, 32, 64, 128), of=BATCH, make=separation(CocktailParty(exact=False, denoise=False), side=SIDE)
     ),
-    "separation, exact": Study(sizes=(16, 32, 64, 128), of=BATCH, make=separation(CocktailParty(), SIDE)),
-    "gradient matching": Study(
-        sizes=(2, 4, 8, 16, 32, 64), of=BATCH, make=matching(SIDE), note=f"LeNet, {ITERATIONS} iterations"
-    ),
-    "many trials at once": Study(
-        sizes=(1, 4, 16, 64), of="trials", make=trials, note=f"LeNet, {ITERATIONS} iterations"
-    ),
+    "separation, exact": Study(sizes=(16, 32, 64, 128), of=BATCH, make=separation(CocktailParty(), side=SIDE)),
+    "gradient matching": Study(sizes=(2, 4, 8, 16, 32, 64), of=BATCH, make=matching(side=SIDE), note=LENET),
+    "feature inversion": Study(sizes=(4, 8, 16, 32, 64), of=BATCH, make=features(side=SIDE), note=LENET),
+    "many trials at once": Study(sizes=(1, 4, 16, 64), of="trials", make=trials, note=LENET),
     "participation": Study(sizes=(128, 256, 512, 1024), of="users", make=participation, note="twice as many rounds"),
-    "MKOR, midpoint": Study(sizes=(1, 4, 16, 64), of=BATCH, make=windows(midpoint, 224)),
-    "MKOR, smoothest": Study(sizes=(2, 4, 8, 16, 32), of=BATCH, make=windows(Smoothest(iterations=20), 64)),
-    "MixUp decoding": Study(sizes=(32, 64, 128, 256), of=BATCH, make=mixtures, note="four encodings a sample"),
-    "SSIM of all pairs": Study(sizes=(32, 64, 128, 256), of="images on each side", make=similarities),
-    "gradient matching, by side": Study(sizes=(16, 32, 64), of=PIXELS, make=matching(), note="batch of 1"),
-    "separation, exact, by side": Study(
-        sizes=(16, 32, 64), of=PIXELS, make=separation(CocktailParty()), note="batch of 16"
+    "label counts": Study(sizes=(16, 64, 256, 1024), of=BATCH, make=labels, note="100 classes"),
+    "MKOR, midpoint": Study(sizes=(1, 4, 16, 64), of=BATCH, make=windows(midpoint, side=224)),
+    "MKOR, smoothest": Study(sizes=(2, 4, 8, 16, 32), of=BATCH, make=windows(ONE_FIT, side=64)),
+    "MixUp decoding": Study(sizes=(32, 64, 128, 256), of=BATCH, make=mixtures(side=16), note="four encodings a sample"),
+    "SSIM of all pairs": Study(sizes=(32, 64, 128, 256), of="images on each side", make=similarities(side=SIDE)),
+    "dense inversion, by side": Study(sizes=(16, 32, 64), of=PIXELS, make=dense(count=16), note="batch of 16"),
+    "separation, by side": Study(
+        sizes=(16, 32, 64),
+        of=PIXELS,
+        make=separation(CocktailParty(exact=False, denoise=False), count=16),
+        note="batch of 16",
     ),
+    "separation, exact, by side": Study(
+        sizes=(16, 32, 64), of=PIXELS, make=separation(CocktailParty(), count=16), note="batch of 16"
+    ),
+    "gradient matching, by side": Study(sizes=(16, 32, 64, 128), of=PIXELS, make=matching(count=1), note="batch of 1"),
+    "feature inversion, by side": Study(sizes=(16, 32, 64, 128), of=PIXELS, make=features(count=4), note="batch of 4"),
+    "MKOR, midpoint, by side": Study(
+        sizes=(64, 128, 256), of=PIXELS, make=windows(midpoint, count=4), note="batch of 4"
+    ),
+    "MKOR, smoothest, by side": Study(
+        sizes=(32, 64, 128), of=PIXELS, make=windows(ONE_FIT, count=4), note="batch of 4"
+    ),
+    "MixUp decoding, by side": Study(sizes=(16, 32, 64), of=PIXELS, make=mixtures(count=64), note="64 samples"),
+    "SSIM of all pairs, by side": Study(sizes=(16, 32, 64), of=PIXELS, make=similarities(count=32), note="32 images"),
 }
 
 
@@ -187,27 +239,29 @@ def main() -> None:
     options = parser.parse_args()
     device = devices.pick(options.device)
     torch.set_num_threads(1)
-    rows = []
+    output = options.output or HERE / "results" / f"growth-{'gpu' if device.type == 'cuda' else 'cpu'}.json"
+    before = json.loads(output.read_text())["rows"] if output.exists() else []
+    place = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()}, one thread"
+    found = {row["solver"]: row for row in before if row["solver"] in STUDIES}
     for name in options.only:
         study = STUDIES[name]
         points = list(measure(study, device))
-        rows.append(
-            {
-                "solver": name,
-                "of": study.of,
-                "note": study.note,
-                "points": points,
-                "slope": slope(points),
-                "last slope": slope(points[-2:]),
-            }
-        )
-        print(json.dumps(rows[-1]), flush=True)
-    place = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()}, one thread"
-    output = options.output or HERE / "results" / f"growth-{'gpu' if device.type == 'cuda' else 'cpu'}.json"
-    output.write_text(json.dumps({"device": place, "torch": torch.__version__, "rows": rows}, indent=1) + "\n")
+        found[name] = {
+            "solver": name,
+            "of": study.of,
+            "note": study.note,
+            "points": points,
+            "slope": slope(points),
+            "last slope": slope(points[-2:]),
+        }
+        print(json.dumps(found[name]), flush=True)
+        rows = [found[name] for name in STUDIES if name in found]
+        output.write_text(json.dumps({"device": place, "torch": torch.__version__, "rows": rows}, indent=1) + "\n")
     if options.chart is not None:
-        curves = {str(row["solver"]): row["points"] for row in rows if row["of"] == BATCH}
-        options.chart.write_text(line_chart(curves, x=BATCH, y="seconds", log_x=True, log_y=True))
+        beside = options.chart.with_stem(f"{options.chart.stem}-by-side")
+        for path, of in ((options.chart, BATCH), (beside, PIXELS)):
+            curves = {row["solver"].removesuffix(", by side"): row["points"] for row in rows if row["of"] == of}
+            path.write_text(line_chart(curves, x=of, y="seconds", log_x=True, log_y=True))
 
 
 if __name__ == "__main__":

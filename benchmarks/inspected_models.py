@@ -19,6 +19,7 @@ from fedprism.types import Update
 CLASSES = 10
 NOISES = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 BIASES, FISHING_NOISES = (30.0, 10.0, 5.0, 2.0, 1.0), (0.0, 0.1, 0.3, 0.5)
+FEW_BIASES = (1000.0, 30.0, 5.0, 1.0)
 """Of class fishing that hides: small biases, and damped rows instead of empty ones."""
 
 
@@ -68,13 +69,16 @@ MANY: dict[str, Callable[[int], nn.Module]] = {
     for classes in (100, 1000)
 }
 """Networks for many more classes than there are digits."""
+FEW = {
+    f"fc2, {classes} classes": built("fc2", input_shape=(3, 32, 32), hidden=256, classes=classes) for classes in (2, 3)
+}
 GREY = "fc2, 28 x 28"
 OTHERS = {
     "wide chain": lambda seed: chain(seed, (16, 32, 128)),
     "resnet18": built("resnet18", classes=CLASSES),
     GREY: built("fc2", input_shape=(1, 28, 28), hidden=128, classes=CLASSES),
 }
-EVERY = NETWORKS | MANY | OTHERS
+EVERY = NETWORKS | MANY | FEW | OTHERS
 
 
 def tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -268,7 +272,7 @@ def honest(steps: int) -> Iterator[Cell]:
             yield Cell("fresh", f"{kind}, {name}", initialised(name, how))
     yield Cell("fresh", "head of zeros", zero_head)
     yield Cell("fresh", "without biases", lambda seed: tensors(chain(seed, bias=False)))
-    for name, make in (MANY | OTHERS).items():
+    for name, make in (MANY | FEW | OTHERS).items():
         yield Cell("fresh", f"default, {name}", lambda seed, m=make: tensors(m(seed)))
     yield Cell("fresh", "last norms of zeros, resnet18", zero_scale)
     yield Cell("trained", "SGD, resnet18", resnet18)
@@ -369,6 +373,8 @@ def tampered(steps: int) -> Iterator[Cell]:
     for noise, name in product(FISHING_NOISES, MANY):
         attack = fp.attacks.ClassFishing(bias=0.01, target=4)
         yield Cell("class-fishing", f"of many, noise {noise:g}", tampered_by(attack, name, noise=noise))
+    for bias, name in product(FEW_BIASES, FEW):
+        yield Cell("class-fishing", "of few", tampered_by(fp.attacks.ClassFishing(bias=bias, target=1), name))
     for noise in NOISES:
         yield Cell("imprint", f"28 x 28, noise {noise:g}", tampered_by(fp.attacks.imprint(), GREY, noise=noise))
     blurred = fp.attacks.Mkor(blurred=True)

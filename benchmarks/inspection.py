@@ -25,7 +25,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator
-from itertools import islice, product
+from itertools import chain, islice, product
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ from inspected_models import (
     tensors,
     trained,
 )
+from other_kinds import other_kinds
 
 import fedprism as fp
 from fedprism.inspection import inspect
@@ -56,7 +57,7 @@ from fedprism.randomness import generator
 from fedprism.tensors import TensorFile, write_tensors
 from fedprism.types import Update
 
-PLAIN = ("noise 0", "trained before", "units in random order", "dump class")
+PLAIN = ("noise 0", "of few", "trained before", "units in random order", "dump class")
 HELD_OUT = 100
 ROUND = 20
 """Steps between two models that a client is sent."""
@@ -252,15 +253,19 @@ def main() -> None:
         options.output.write_text(json.dumps(result, indent=1) + "\n")
 
 
+def innocent(steps: int) -> Iterator[Cell]:
+    return chain(honest(steps), other_kinds(steps))
+
+
 def quick() -> dict[str, Any]:
     """Every eighth cell: under ten seconds."""
-    clean = counted(islice(honest(2), 0, None, 8), 1)
+    clean = counted(islice(innocent(2), 0, None, 8), 1)
     return {"totals": totals(clean, counted(islice(tampered(2), 0, None, 8), 1))}
 
 
 def measure(seeds: int, tampered_seeds: int, steps: int) -> dict[str, Any]:
-    clean, traps = counted(honest(steps), seeds), counted(tampered(steps), tampered_seeds)
-    new_clean, new_traps = counted(honest(steps), 1, HELD_OUT), counted(tampered(steps), 1, HELD_OUT)
+    clean, traps = counted(innocent(steps), seeds), counted(tampered(steps), tampered_seeds)
+    new_clean, new_traps = counted(innocent(steps), 1, HELD_OUT), counted(tampered(steps), 1, HELD_OUT)
     return {
         "torch": torch.__version__,
         "machine": platform.machine(),

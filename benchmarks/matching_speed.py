@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 import importlib
 import itertools
 import json
@@ -60,10 +61,12 @@ import fedprism as fp  # noqa: E402
 from fedprism.attacks import Engine, GradientMatching, Labels, TotalVariation  # noqa: E402
 
 CASES = {
-    "cpu": ["lenet:1", "lenet:8", "resnet18:1"],
+    "cpu": ["lenet:1", "lenet:8", "resnet18:1", "resnet18:16", "resnet18:32"],
     "cuda": ["lenet:1", "lenet:8", "resnet18:1", "resnet18:16", "resnet18:32"],
 }
 ITERATIONS = {("cpu", "lenet"): 200, ("cpu", "resnet18"): 20, ("cuda", "lenet"): 1000, ("cuda", "resnet18"): 200}
+LARGE, FEW = 16, 6
+"""On a CPU a deep network and a batch as large as this are given so few iterations."""
 LR, TV = 0.1, 5e-4
 """Ours is the sum of two means, the peer's the mean over both directions, so its weight is twice as large."""
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
@@ -82,6 +85,16 @@ class Problem:
         model = self.observation.model
         assert model is not None
         return model
+
+
+def iterations_of(network: str, size: int, device: str) -> int:
+    large = device == "cpu" and network != "lenet" and size >= LARGE
+    return FEW if large else ITERATIONS[device, network]
+
+
+def warm_up(iterations: int) -> int:
+    """How many come before those that are timed."""
+    return min(5, max(1, iterations // 4))
 
 
 def pictures(count: int) -> tuple[Tensor, Tensor, str]:
@@ -174,7 +187,7 @@ def breaching(task: Problem, iterations: int, device: str, command: list[str]) -
         update = {name: tensor.cpu() for name, tensor in seen.update.items()}
         torch.save({"state": state, "update": update, "labels": task.batch.labels, "start": task.start}, given)
         about = {"network": task.network, "kwargs": KWARGS[task.network], "mean": MEAN, "std": STD}
-        about |= {"iterations": iterations, "tv": 2 * TV, "device": device}
+        about |= {"iterations": iterations, "tv": 2 * TV, "device": device, "warm_up": warm_up(iterations)}
         done = subprocess.run([*command, str(given), str(answer), json.dumps(about)], capture_output=True, text=True)
         if done.returncode:
             return {"unavailable": (done.stderr.strip().splitlines() or ["no message"])[-1]}
@@ -183,7 +196,8 @@ def breaching(task: Problem, iterations: int, device: str, command: list[str]) -
 
 
 def timed(attack: Callable[[int], tuple[Tensor, str]], iterations: int, device: str) -> dict[str, object]:
-    attack(5)  # warm up, untimed
+    attack(warm_up(iterations))
+    gc.collect()  # not in the middle of one of the two
     if device == "cuda":
         torch.cuda.synchronize()
     clock, processor = time.perf_counter(), time.process_time()
@@ -262,7 +276,7 @@ def main() -> None:
     for case in args.cases or CASES[args.device]:
         network, _, size = case.partition(":")
         task = problem(network, int(size), args.device)
-        iterations = args.iterations or ITERATIONS[args.device, network]
+        iterations = args.iterations or iterations_of(network, int(size), args.device)
         work = flops(task)
         results = {"breaching 0.1.2": breaching(task, iterations, args.device, peer)}
         results["plain loop"] = timed(lambda n, task=task: plain_loop(task, n, args.device), iterations, args.device)

@@ -37,6 +37,16 @@ def test_sampled_runs_agree_with_an_independent_accountant(
     assert expected * (1 - 1e-3) <= found <= expected * (1 + 1e-6)
 
 
+# (noise, steps, epsilon at delta 1e-5) without sampling, from the privacy loss distributions of dp-accounting 0.6.0.
+DP_ACCOUNTING = [(1.0, 1, 4.377178), (2.0, 9, 7.051413), (1.0, 30, 37.622457), (5.0, 1, 0.725522)]
+
+
+@pytest.mark.parametrize(("noise", "steps", "expected"), DP_ACCOUNTING)
+def test_runs_without_sampling_agree_with_privacy_loss_distributions(noise: float, steps: int, expected: float) -> None:
+    assert accounting.epsilon(noise, steps=steps) == pytest.approx(expected, abs=2e-6)
+    assert DpSgd(noise).epsilon(steps=steps) == accounting.epsilon(noise, steps=steps)
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("rate", "noise", "steps"), [(0.02, 1.3, 700), (0.2, 3.0, 20), (1.0, 2.0, 9), (1.0, 5.0, 1)])
 def test_opacus_says_the_same_where_it_is_installed(rate: float, noise: float, steps: int) -> None:

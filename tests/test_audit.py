@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import platform
@@ -111,34 +112,6 @@ def test_a_user_s_own_model_and_weights(tmp_path: Path) -> None:
         setup.materials().network(0)
 
 
-def test_captures_are_audited_without_and_with_their_truth(tmp_path: Path) -> None:
-    model = fp.models.build("fc2", input_shape=(1, 8, 8), hidden=16, classes=10, seed=0)
-    scenario = fp.Scenario(model=model, clients=[fp.data.load("digits").batch([0, 1])])
-    observation, truth = fp.simulate(scenario, fp.threats.honest_but_curious, seed=0)
-    fp.io.save(observation, tmp_path / "capture")
-    fp.save_truth(truth, tmp_path / "truth")
-    text = '[captures]\nfolders = ["capture"]\n[grid]\nattacks = ["dense-inversion", "bn-exact"]\nseeds = [0]\n'
-    blind = run_audit(prepare(written(tmp_path, text)), tmp_path / "blind")
-    (finished,) = list(blind)
-    assert finished.record is not None
-    assert finished.record.scores is None
-    assert finished.record.residual is not None
-    assert finished.record.residual < 1e-3
-    assert blind.samples(finished.id) is None, "pictures of a capture are kept only on purpose"
-    assert any("bn-exact" in each["what"] for each in blind.skipped)
-    (tmp_path / "capture" / "added").write_text("x")
-    with pytest.raises(BadInput, match=r"fingerprint\.captures changed"):
-        run_audit(prepare(tmp_path / "plan.toml"), tmp_path / "blind", resume=True)
-    (tmp_path / "capture" / "added").unlink()
-    known = run_audit(
-        prepare(written(tmp_path, text.replace("]\n[grid]", ']\ntruths = ["truth"]\n[grid]', 1))), tmp_path / "known"
-    )
-    (finished,) = list(known)
-    assert finished.record is not None
-    assert finished.record.scores is not None
-    assert finished.record.scores["means"]["psnr"] > 60
-
-
 def test_sums_of_several_clients_are_taken_apart(tmp_path: Path) -> None:
     text = START + (
         "[federation]\nrounds = 12\nparticipation = 0.5\nfrozen = true\nwindow = 4\n"
@@ -171,6 +144,16 @@ def test_utility_is_measured_and_its_clock_kept_apart(tmp_path: Path) -> None:
     assert private.time_factor is not None
     assert '"time_factor": null' in (tmp_path / "out" / "results.json").read_text()
     assert "What defenses cost" in (tmp_path / "out" / "summary.md").read_text()
+
+
+def test_a_table_for_data_frames(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason='needs pyarrow: pip install "fedprism[parquet]"')
+    run_audit(planned(SMALL), tmp_path / "out")
+    with (tmp_path / "out" / "results.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    table = parquet.read_table(tmp_path / "out" / "results.parquet", use_threads=False).to_pylist()
+    assert [row["settings"] for row in table] == [line["settings"] for line in lines]
+    assert [row["psnr"] for row in table] == [float(line["psnr"]) for line in lines]
 
 
 # --- gates -----------------------------------------------------------------------------------------------------------
@@ -290,6 +273,12 @@ def test_the_table_loses_nothing_on_a_narrow_terminal(tmp_path: Path) -> None:
         assert {"psnr", "answered", "labels", "outcome"} <= set(head.split())
         assert sum("done" in line for line in lines) == len(rows) == 8
         assert "prune(ratio=0.5)" in "".join(line[: head.index("psnr") - 8].strip() for line in lines)
+
+
+def test_a_limit_that_would_not_be_kept_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = written(tmp_path, SMALL + "[limits]\nseconds = 5\n")
+    assert cli.main(["audit", str(plan), "-o", str(tmp_path / "out"), "--ray", "local"]) == 2
+    assert "limits.seconds" in sentence(capsys)
 
 
 def test_workers_and_ray_exclude_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import fedprism as fp
-from fedprism import cli, client
+from fedprism import cli, client, report
 from fedprism.audit import (
     Finished,
     execution,
@@ -71,6 +71,8 @@ def test_killed_again_and_again_it_ends_with_the_same_results(tmp_path: Path) ->
     broken.write_text(broken.read_text()[:100])  # as a power cut may leave it
     run_audit(prepare(plan), out, resume=True)
     assert (out / "results.json").read_bytes() == (tmp_path / "whole" / "results.json").read_bytes()
+    pages = [report.write(folder).read_bytes() for folder in (out, tmp_path / "whole")]
+    assert pages[0] == pages[1]
     assert {p.name for p in out.glob("records/*")} == {p.name for p in (tmp_path / "whole").glob("records/*")}
     assert list(out.glob("records/.*")) == []
 

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 BENCH = Path(__file__).parents[1] / "benchmarks"
 
 
-@pytest.fixture(scope="module")
-def bench() -> ModuleType:
-    described = importlib.util.spec_from_file_location("bench", BENCH / "bench.py")
-    assert described is not None
-    assert described.loader is not None
-    module = importlib.util.module_from_spec(described)
+def loaded(name: str) -> ModuleType:
+    """A module of the benchmarks, which are no package and put their own folder on the path."""
     before = list(sys.path)
+    sys.path.insert(0, str(BENCH))
     try:
-        described.loader.exec_module(module)
+        return importlib.import_module(name)
     finally:
         sys.path[:] = before
-    return module
+
+
+@pytest.fixture(scope="module")
+def bench() -> ModuleType:
+    return loaded("bench")
 
 
 def comparison(bench: ModuleType, **changes: object) -> object:
@@ -45,6 +48,46 @@ def test_every_line_has_as_many_columns_as_the_head(bench: ModuleType) -> None:
 @pytest.mark.parametrize(("stored", "warnings"), [(200.0, 0), (299.0, 0), (301.0, 1)])
 def test_a_ratio_that_fell_by_a_third_is_warned_about(bench: ModuleType, stored: float, warnings: int) -> None:
     assert len(bench.fallen([comparison(bench)], {"counting, 3, fingers": stored})) == warnings
+
+
+def test_a_stored_row_that_was_not_measured_again_is_named(bench: ModuleType) -> None:
+    stored = {"counting, 3, fingers": 200.0, "counting, 4, toes": 3.0}
+    assert bench.missing([comparison(bench)], stored) == [
+        "warning: counting, 4, toes was stored and has not been measured"
+    ]
+
+
+@pytest.mark.parametrize(("share", "told"), [(None, "–"), (0.22, "22%"), (0.00352, "0.35%")])
+def test_small_shares_of_the_limit_are_not_nothing(bench: ModuleType, share: float | None, told: str) -> None:
+    assert f"| {told} |" in bench.line(comparison(bench, share_of_limit=share))
+
+
+def test_operations_of_a_product_are_counted() -> None:
+    base = loaded("workloads.base")
+    assert base.operations(lambda: torch.ones(3, 4) @ torch.ones(4, 5)) == 2 * 3 * 4 * 5
+
+
+class TestGrowth:
+    def test_the_slope_is_the_power(self) -> None:
+        assert loaded("growth").slope([(size, 3.0 * size**1.7) for size in (2, 5, 11)]) == pytest.approx(1.7)
+
+    def test_every_solver_of_images_is_studied_over_the_batch_and_over_the_side(self) -> None:
+        growth = loaded("growth")
+        sides = {name.removesuffix(", by side") for name, study in growth.STUDIES.items() if study.of == growth.PIXELS}
+        no_images = {"label counts", "participation", "many trials at once"}
+        assert sides == set(growth.STUDIES) - {f"{name}, by side" for name in sides} - no_images
+
+    def test_rows_that_were_not_asked_for_stay(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        growth, output, chart = loaded("growth"), tmp_path / "rows.json", tmp_path / "chart.svg"
+        monkeypatch.setattr(growth, "measure", lambda study, device: [(size, float(size)) for size in study.sizes])
+        for only in ("dense inversion", "dense inversion, by side"):
+            called = ["growth.py", "--device", "cpu", "--only", only, "-o", str(output), "--chart", str(chart)]
+            monkeypatch.setattr(sys, "argv", called)
+            growth.main()
+        rows = json.loads(output.read_text())["rows"]
+        assert [row["solver"] for row in rows] == ["dense inversion", "dense inversion, by side"]
+        assert all(row["slope"] == pytest.approx(1) for row in rows)
+        assert "pixels a side" in (tmp_path / "chart-by-side.svg").read_text()
 
 
 def test_what_was_never_measured_is_no_reason_to_warn(bench: ModuleType) -> None:

@@ -140,6 +140,22 @@ class TestExactBatches:
         batch = photos.draw(16, seeded(0))
         assert_exact(*attacked(fc2(), batch, protocol=fp.FedAvg(lr=0.01)), batch)
 
+    def test_from_one_short_local_step(self, photos: fp.data.ImageSet) -> None:
+        # Most of such a step is lost where the client rounds its model to single precision.
+        batch = photos.draw(8, seeded(0))
+        found, scores = attacked(fc2(), batch, protocol=fp.FedAvg(lr=0.001))
+        assert found.status == ExactStatus.EXACT
+        assert 1e-5 < found.diagnostics["certificate"] < 1e-3
+        assert worst(scores) > 60
+
+    @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+    def test_their_size_shows_in_short_floats_too(self, photos: fp.data.ImageSet, dtype: str) -> None:
+        found, scores = attacked(
+            fc2(), photos.draw(8, seeded(1)), fp.threats.eavesdropper, defense=fp.defenses.Cast(dtype)
+        )
+        assert found.diagnostics["batch_size"] == 8
+        assert worst(scores) > 50
+
     def test_scaled_by_clipping(self, photos: fp.data.ImageSet) -> None:
         batch = photos.draw(16, seeded(0))
         assert_exact(*attacked(fc2(), batch, defense=fp.defenses.Clip(0.01)), batch)
@@ -192,6 +208,7 @@ class TestSeveralClients:
         scenario = fp.Scenario(model=fc2(), clients=[batch[:5], batch[5:7], batch[7:]], aggregation="sum")
         observation, truth = fp.simulate(scenario, fp.threats.secure_aggregation, device="cpu")
         found = fp.run(PARTY, observation, device="cpu")
+        assert found.status == ExactStatus.UNEVEN
         assert worst(fp.score(found, truth, metrics=("psnr",))) > 60
 
     def test_one_by_one(self, photos: fp.data.ImageSet) -> None:
@@ -334,9 +351,18 @@ class TestRefusalsAndStatuses:
 
     def test_more_samples_than_units(self, photos: fp.data.ImageSet) -> None:
         found, scores = attacked(fc2(12), photos.draw(16, seeded(0)))
-        assert found.status == ExactStatus.NO_REDUNDANCY
+        assert found.status == ExactStatus.FULL
         assert not found.diagnostics["exact"]
         assert worst(scores) < 20
+
+    @pytest.mark.parametrize("threat", [fp.threats.honest_but_curious, fp.threats.eavesdropper], ids=lambda t: t.name)
+    def test_more_samples_than_units_that_react(self, photos: fp.data.ImageSet, threat: fp.ThreatModel) -> None:
+        batch = photos.draw(80, seeded(0))
+        found, _ = attacked(fc2(64), batch, threat)
+        assert found.diagnostics["batch_size"] < 64  # some units are silent for all of them
+        assert found.status == ExactStatus.FULL
+        separated, _ = attacked(fc2(64), batch, threat, fp.attacks.CocktailParty(exact=False))
+        assert separated.status == UnmixStatus.FULL
 
     def test_too_few_units_to_spare(self, photos: fp.data.ImageSet) -> None:
         found, scores = attacked(fc2(24), photos.draw(16, seeded(0)))
@@ -350,6 +376,13 @@ class TestRefusalsAndStatuses:
         assert found.ambiguity == {"order", "sign", "scale"}
         assert found.labels is None
         assert scores.mean("psnr") > 15
+
+    def test_a_bias_that_batch_normalisation_takes_out(self, photos: fp.data.ImageSet) -> None:
+        model = stack(nn.Flatten(), nn.Linear(3072, 128), nn.BatchNorm1d(128), nn.ReLU(), nn.Linear(128, 10))
+        found, _ = attacked(model, photos.draw(8, seeded(0)))
+        assert found.status == ExactStatus.NO_BIAS
+        assert found.ambiguity == {"order", "sign", "scale"}
+        assert found.diagnostics["rank"] == 7  # what all samples share is taken out as well
 
     def test_the_bias_left_out_by_choice(self, photos: fp.data.ImageSet) -> None:
         batch = photos.draw(8, seeded(0))
@@ -408,14 +441,14 @@ class TestRefusalsAndStatuses:
 
     def test_much_noise_is_noticed(self, photos: fp.data.ImageSet) -> None:
         found, scores = attacked(fc2(), photos.draw(8, seeded(0)), defense=fp.defenses.GaussianNoise(1e-2))
-        assert found.status == ExactStatus.UNCONFIRMED
+        assert found.status == ExactStatus.NOISE_FLOOR
         assert found.diagnostics["certificate"] > 0.1
         assert worst(scores) < 15
 
     @pytest.mark.parametrize("ratio", [0.5, 0.9])
     def test_pruning_is_noticed(self, photos: fp.data.ImageSet, ratio: float) -> None:
         found, _ = attacked(fc2(), photos.draw(8, seeded(0)), defense=fp.defenses.Prune(ratio))
-        assert found.status in (ExactStatus.UNCONFIRMED, ExactStatus.PARTIAL)
+        assert found.status in (ExactStatus.UNCONFIRMED, ExactStatus.NOISE_FLOOR, ExactStatus.PARTIAL)
         assert not found.diagnostics["exact"]
         assert found.diagnostics["certificate"] > 0.1
 

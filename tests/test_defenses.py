@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 import fedprism as fp
 from fedprism.defenses import Chain, Context, Defense, GaussianNoise, LaplaceNoise, Prune, chain
@@ -49,10 +51,22 @@ def test_noise_has_the_stated_spread(noise: Defense, rng: torch.Generator) -> No
     assert kurtosis == pytest.approx(3 if isinstance(noise, GaussianNoise) else 6, rel=0.1)
 
 
-@pytest.mark.parametrize("wrong", [lambda: Prune(1.0), lambda: Prune(-0.1), lambda: GaussianNoise(-1.0)])
-def test_bad_strengths_are_refused(wrong: object) -> None:
-    with pytest.raises(fp.errors.BadInput, match="expected"):
-        wrong()  # type: ignore[operator]
+@pytest.mark.parametrize("kind", [Prune, GaussianNoise, LaplaceNoise])
+@pytest.mark.parametrize("strength", [-0.1, float("nan"), float("inf"), "0.9", None, True])
+def test_bad_strengths_are_refused(kind: type[Defense], strength: object) -> None:
+    with pytest.raises(fp.errors.BadInput, match=f"expected {kind.__name__}'s"):
+        kind(strength)  # type: ignore[call-arg]
+
+
+def test_everything_is_not_to_be_pruned() -> None:
+    with pytest.raises(fp.errors.BadInput, match="from 0 up to, but not including, 1, found"):
+        Prune(1.0)
+
+
+@pytest.mark.parametrize("wrong", [3, "prune", Prune, [Prune(0.9)]])
+def test_only_defenses_are_chained(wrong: Any) -> None:
+    with pytest.raises(fp.errors.BadInput, match="expected defenses, one after the other, found"):
+        chain(GaussianNoise(0.1), wrong)
 
 
 def test_chain_is_closed_associative_and_has_an_identity(rng: torch.Generator) -> None:
@@ -73,6 +87,51 @@ def test_order_in_a_chain_matters() -> None:
 
     assert zeros(chain(GaussianNoise(0.1), Prune(0.9))) == 900
     assert zeros(chain(Prune(0.9), GaussianNoise(0.1))) == 0
+
+
+PUBLIC = fp.Batch(torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(1)), torch.arange(6) % 3)
+EVERY: dict[str, Defense] = {
+    "prune": Prune(0.5),
+    "clip": fp.defenses.Clip(0.1),
+    "quantize": fp.defenses.Quantize(4),
+    "cast": fp.defenses.Cast("bfloat16"),
+    "gaussian-noise": GaussianNoise(0.1),
+    "laplace-noise": LaplaceNoise(0.1),
+    "dp-sgd": fp.defenses.DpSgd(1.0),
+    "secure-aggregation": fp.defenses.SecureAggregation(),
+    "equal-labels": fp.defenses.EqualLabels(2),
+    "mse-loss": fp.defenses.MseLoss(),
+    "mixup": fp.defenses.MixUp(3),
+    "instahide": fp.defenses.InstaHide(3),
+    "inter-instahide": fp.defenses.InstaHide(4, cross=PUBLIC),
+    "soteria": fp.defenses.Soteria(0.5),
+    "sign-compression": fp.defenses.SignCompression(),
+    "chain": chain(fp.defenses.InstaHide(3), Prune(0.9), GaussianNoise(0.1)),
+}
+
+
+def test_no_defense_is_forgotten_here() -> None:
+    assert set(fp.defenses.DEFENSES) < set(EVERY)
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("protocol", [fp.FedSGD(), fp.FedAvg(lr=0.1, epochs=2)], ids=["gradient", "delta"])
+def test_data_and_shared_buffers_stay_as_they_are(name: str, protocol: Any) -> None:
+    layers = (nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+    model = nn.Sequential(*layers)
+    data = fp.Batch(torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 3)
+    everything = [*model.state_dict().values(), data.inputs, data.labels, PUBLIC.inputs, PUBLIC.labels]
+    before = [tensor.clone() for tensor in everything]
+    scenario = fp.Scenario(
+        model=model,
+        clients=[data],
+        defense=EVERY[name],
+        protocol=protocol,
+        training=name != "dp-sgd",  # which refuses layers that mix examples
+    )
+    observation, _ = fp.simulate(scenario, fp.threats.honest_but_curious, seed=0)
+    assert all(torch.equal(tensor, old) for tensor, old in zip(everything, before, strict=True))
+    assert all(bool(tensor.isfinite().all()) for tensor in observation.rounds[0].update.values())
 
 
 def test_draws_compose() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import fedprism as fp
+from fedprism import utility
 from fedprism.audit import Finished, parse_plan, prepare
 from fedprism.audit.cell import run_cell
 from fedprism.audit.grid import lay_out
@@ -55,8 +56,27 @@ def test_clients_of_one_round_cover_the_classes() -> None:
     assert labels == set(range(10))
 
 
-def test_without_client_and_round_the_class_is_drawn_at_random() -> None:
-    classes = {int(MIXED.labels[drawn(EqualLabels(2), MIXED, seed)[0]]) for seed in range(20)}
+@pytest.mark.parametrize("period", [2, 5, 9, 10, 11])
+def test_clients_who_take_part_now_and_then_cover_the_classes_too(period: int) -> None:
+    data = holding(*(sample % 10 for sample in range(40)))
+    for first in range(2):
+        rounds = range(first, first + 60 * period, period)
+        chosen = (drawn(EqualLabels(4), data, client=f"client-{first}", round=index)[0] for index in rounds)
+        assert {int(data.labels[sample]) for sample in chosen} == set(range(10))
+
+
+def test_clients_who_take_turns_in_the_simulator_cover_the_classes(digits: fp.data.ImageSet) -> None:
+    clients = [digits.batch(range(start, start + 150)) for start in (0, 150)]
+    model = fp.models.build("dense", input_shape=(1, 16, 16), classes=10, seed=0)
+    turns = torch.eye(2, dtype=torch.bool).repeat(20, 1)
+    scenario = fp.Scenario(model=model, clients=clients, defense=EqualLabels(4), rounds=40, participation=turns)
+    _, truth = fp.simulate(scenario, fp.threats.honest_but_curious, seed=0)
+    assert set(truth.labels.tolist()) == set(range(10))
+
+
+@pytest.mark.parametrize("client", ["client-0", None])
+def test_where_the_round_is_not_known_the_class_is_drawn_at_random(client: str | None) -> None:
+    classes = {int(MIXED.labels[drawn(EqualLabels(2), MIXED, seed, client=client)[0]]) for seed in range(20)}
     assert classes == {0, 1, 2}
 
 
@@ -112,6 +132,22 @@ def test_a_class_of_too_few_samples_is_refused_before_its_turn() -> None:
 def test_soft_labels_are_refused() -> None:
     with pytest.raises(BadInput, match="expects whole labels"):
         drawn(EqualLabels(), fp.Batch(torch.zeros(2, 1), torch.full((2, 3), 1 / 3)))
+
+
+@pytest.mark.parametrize(("clients", "epochs"), [(1, 2), (10, 8)])
+def test_training_on_one_class_at_a_time_learns_all(digits: fp.data.ImageSet, clients: int, epochs: int) -> None:
+    measured = utility.measure(
+        fp.models.build("dense", input_shape=(1, 16, 16), classes=10, seed=0),
+        digits.batch(range(400)),
+        digits.batch(range(400, 600)),
+        EqualLabels(4),
+        epochs=epochs,
+        batch_size=4,
+        clients=clients,
+        seeds=(0,),
+        timed_steps=0,
+    )
+    assert measured.accuracy > 0.7
 
 
 def audited(defense: str, size: int = 6, clients: int = 1) -> Finished:

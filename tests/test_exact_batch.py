@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -163,14 +164,23 @@ class TestStatuses:
         assert not found.exact
 
     def test_more_samples_than_units(self, crops: fp.data.ImageSet) -> None:
-        found = solved(drawn(crops, 24, 16, seed=0), components=24)
-        assert found.status is ExactStatus.NO_REDUNDANCY
-        assert len(found.inputs) == found.separation.rank <= 16
+        holder = drawn(crops, 24, 16, seed=0)
+        for components in (24, None):
+            found = solved(holder, components=components)
+            assert found.status is ExactStatus.FULL
+            assert len(found.inputs) == found.separation.rank <= 16
+
+    def test_units_that_no_sample_reaches_are_none_to_spare(self, crops: fp.data.ImageSet) -> None:
+        holder = drawn(crops, 12, 64, seed=0)
+        bias = torch.where(torch.arange(64) < 20, holder.behind.bias, -1e3)
+        silenced = holder._replace(behind=dataclasses.replace(holder.behind, bias=bias))
+        assert solved(silenced).status is ExactStatus.NO_REDUNDANCY
 
     def test_no_bias_gradient(self, crops: fp.data.ImageSet) -> None:
         holder = drawn(crops, 6, 64, seed=0)
         weight_grad, bias_grad = holder.gradient()
-        for missing in (None, torch.zeros_like(bias_grad)):
+        rounding = 1e-8 * weight_grad.norm() * normal(len(bias_grad)) / len(bias_grad) ** 0.5
+        for missing in (None, torch.zeros_like(bias_grad), rounding):
             found = exact_batch(weight_grad, missing, holder.behind, image_shape=SHAPE)
             assert found.status is ExactStatus.NO_BIAS
             assert not found.separation.scaled
@@ -199,7 +209,7 @@ class TestStatuses:
     def test_strong_noise_is_noticed(self, crops: fp.data.ImageSet) -> None:
         holder = drawn(crops, 6, 64, seed=0)
         found = solved(holder, altered(holder.gradient(), fp.defenses.GaussianNoise(1.0), 0), components=6)
-        assert found.status in (ExactStatus.UNCONFIRMED, ExactStatus.PARTIAL)
+        assert found.status is ExactStatus.NOISE_FLOOR
         assert found.residual > 0.1
 
     @pytest.mark.parametrize("activation", [torch.relu, torch.nn.functional.relu6])
@@ -227,9 +237,10 @@ class TestCertificate:
     """Whatever was done to the gradient: an answer that is called exact is right, image by image."""
 
     def check(self, found: ExactBatch, holder: Client) -> bool:
+        if found.status in (ExactStatus.EXACT, ExactStatus.MISCOUNTED, ExactStatus.UNEVEN):
+            assert nearest(holder.inputs, found.inputs.double()).min() > 40
         if found.exact:
             assert nearest(found.inputs, holder.inputs).min() > 40
-            assert nearest(holder.inputs, found.inputs.double()).min() > 40
         return found.exact
 
     def holders(self, crops: fp.data.ImageSet, first: int, count: int) -> list[Client]:
@@ -309,6 +320,30 @@ class TestCertificate:
             holder = Client(single.behind, single.inputs[rows], labels)
             exact.append(self.check(solved(holder, components=len(rows)), holder))
         assert sum(exact[::2]) >= 4
+
+    @pytest.mark.parametrize("gain", [100.0, 200.0, 400.0])
+    def test_nor_samples_that_have_next_to_no_loss(self, crops: fp.data.ImageSet, gain: float) -> None:
+        # A sure network: what a third of the samples add to the gradient is anything down to nothing at all.
+        lost = 0
+        for holder in self.holders(crops, 500, 6):
+            network = holder.behind.network
+            sure = dataclasses.replace(holder.behind, network=lambda outputs, network=network: gain * network(outputs))
+            labels, third = holder.labels.clone(), len(holder.labels) // 3
+            labels[:third] = network(holder.inputs @ sure.weight.T + sure.bias)[:third].argmax(1)
+            quiet = Client(sure, holder.inputs, labels)
+            self.check(solved(quiet, components=len(labels)), quiet)
+            counted = solved(quiet)
+            if counted.exact:  # where nobody says how many there are, those that leave no trace are not missed
+                assert nearest(quiet.inputs, counted.inputs.double()).min() > 40
+            lost += counted.exact and len(counted.inputs) < len(labels)
+        assert lost >= (1 if gain == 400 else 0)
+
+    def test_fewer_inputs_than_the_batch_is_said_to_have(self, crops: fp.data.ImageSet) -> None:
+        holder = drawn(crops, 8, 64, seed=0)
+        found = solved(holder, components=11)
+        assert found.status is ExactStatus.MISCOUNTED
+        assert not found.exact
+        assert nearest(found.inputs, holder.inputs).min() > 80
 
     @pytest.mark.parametrize("alteration", [fp.chain(), fp.defenses.GaussianNoise(0.01), fp.defenses.Prune(0.3)])
     def test_is_the_distance_to_the_recomputed_gradient(self, crops: fp.data.ImageSet, alteration: Defense) -> None:

@@ -13,75 +13,23 @@ import torch
 from torch import Tensor, nn
 
 import fedprism as fp
+from federations import (
+    PARTICIPATION,
+    SHUFFLED,
+    answer,
+    assert_close,
+    batch,
+    federation,
+    flat,
+    seen,
+    total,
+)
 from fedprism import scoring
-from fedprism.client import Protocol, local_update
-from fedprism.cohort import Task, local_updates
-from fedprism.defenses import Context, Defense
+from fedprism.client import Protocol
+from fedprism.defenses import Defense
 from fedprism.federation import participation
 from fedprism.losses import cross_entropy
-from fedprism.randomness import generator, seeded_layers
 from fedprism.types import Update
-
-CLASSES = 4
-PARTICIPATION = torch.tensor([[1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 0, 0], [1, 1, 1, 0], [1, 0, 1, 0]]).bool()
-"""Five rounds of four clients: nobody in the third round, the last client never."""
-SHUFFLED = fp.FedAvg(lr=0.1, epochs=2, batch_size=2, momentum=0.5)
-
-
-def batch(size: int, seed: int, side: int = 4) -> fp.Batch:
-    rng = torch.Generator().manual_seed(seed)
-    return fp.Batch(torch.rand(size, 1, side, side, generator=rng), torch.randint(CLASSES, (size,), generator=rng))
-
-
-def fc2() -> nn.Module:
-    return fp.models.build("fc2", input_shape=(1, 4, 4), hidden=5, classes=CLASSES, seed=0)
-
-
-def federation(**changes: Any) -> fp.Scenario:
-    settings: dict[str, Any] = {
-        "model": fc2(),
-        "clients": [batch(size, size) for size in (3, 4, 5, 6)],
-        "rounds": 5,
-        "participation": PARTICIPATION,
-        "aggregation": "sum",
-        "frozen": True,
-        "window": 2,
-    }
-    return fp.Scenario(**{**settings, **changes})
-
-
-def seen(scenario: fp.Scenario, threat: fp.ThreatModel, seed: int = 0) -> tuple[fp.Observation, fp.Truth]:
-    return fp.simulate(scenario, threat, seed=seed, device="cpu")
-
-
-def answer(scenario: fp.Scenario, client: int, index: int, seed: int = 0) -> Update:
-    """What a client sends in a round, by `local_update` alone."""
-    rng = generator(seed, "client", f"client-{client}", "round", index)
-    with seeded_layers(rng):
-        return local_update(
-            scenario.model,
-            dict(scenario.model.named_parameters()),
-            scenario.clients[client],
-            loss=cross_entropy,
-            protocol=scenario.protocol,
-            rng=rng,
-            defense=scenario.defense,
-        ).update
-
-
-def total(updates: list[Update]) -> Update:
-    return {name: torch.stack([update[name] for update in updates]).sum(0) for name in updates[0]}
-
-
-def flat(update: Update) -> Tensor:
-    return torch.cat([tensor.flatten() for tensor in update.values()])
-
-
-def assert_close(found: Update, expected: Update) -> None:
-    assert set(found) == set(expected)
-    for name, tensor in found.items():
-        torch.testing.assert_close(tensor, expected[name])
-
 
 # --- rounds ----------------------------------------------------------------------------------------------------------
 
@@ -323,149 +271,6 @@ def test_random_defenses_are_drawn_afresh_every_round(defense: Defense) -> None:
     for part, (index, client) in zip(observation.rounds, pairs, strict=True):
         assert_close(part.update, answer(scenario, client, index))
     assert len({tuple(flat(part.update).tolist()) for part in observation.rounds}) == len(pairs)
-
-
-# --- many clients at once --------------------------------------------------------------------------------------------
-
-
-def normalised() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(588, CLASSES))
-
-
-def random_layers() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Flatten(), nn.Linear(256, 8), nn.Dropout(0.5), nn.Linear(8, CLASSES))
-
-
-class Branches(nn.Module):
-    """Something that no program for several clients can carry."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer = nn.Linear(256, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        outputs: Tensor = self.layer(x.flatten(1))
-        return outputs if outputs.sum() > 0 else 2 * outputs
-
-
-NETWORKS = {
-    "fc2": lambda: fp.models.build("fc2", input_shape=(1, 16, 16), hidden=6, classes=CLASSES, seed=0),
-    "lenet5": lambda: fp.models.build("lenet5", input_shape=(1, 16, 16), classes=CLASSES, seed=0),
-    "batch norm": normalised,
-    "batch norm, evaluated": lambda: normalised().eval(),
-    "dropout": random_layers,
-    "branches": Branches,
-}
-
-
-@pytest.mark.parametrize("protocol", [fp.FedSGD(), SHUFFLED], ids=["gradient", "averaging"])
-@pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("together", [1, 3, 100])
-def test_clients_who_train_together_send_what_they_send_alone(together: int, name: str, protocol: Protocol) -> None:
-    model, sizes = NETWORKS[name](), [4, 6, 4, 4, 6, 4, 5]
-    data = [batch(size, number, side=16) for number, size in enumerate(sizes)]
-    params = {name: p.detach() for name, p in model.named_parameters()}
-    # Noise shows that not only the samples, but all random numbers are the same.
-    options: Any = {"loss": cross_entropy, "protocol": protocol, "defense": fp.defenses.GaussianNoise(0.1)}
-    alone = []
-    for number, own in enumerate(data):
-        with seeded_layers(rng := generator(0, number)):
-            alone.append(local_update(model, params, own, rng=rng, **options).update)
-    tasks = [Task(own, generator(0, number), Context()) for number, own in enumerate(data)]
-    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
-    answered = list(local_updates(model, params, tasks, together=together, **options))
-    assert [task for task, _ in answered] == tasks
-    for (_, found), expected in zip(answered, alone, strict=True):
-        torch.testing.assert_close(flat(found), flat(expected), rtol=1e-4, atol=1e-5)
-    assert all(torch.equal(before[key], tensor) for key, tensor in model.state_dict().items())
-
-
-@pytest.mark.parametrize(("name", "fewer"), [("fc2", True), ("batch norm, evaluated", True), ("dropout", False)])
-def test_together_means_one_program(name: str, fewer: bool) -> None:
-    calls = 0
-
-    def counting(outputs: Tensor, labels: Tensor) -> Tensor:
-        nonlocal calls
-        calls += 1
-        return cross_entropy(outputs, labels)
-
-    model = NETWORKS[name]()
-    params = {name: p.detach() for name, p in model.named_parameters()}
-    tasks = [Task(batch(4, number, side=16), generator(0, number), Context()) for number in range(10)]
-    list(local_updates(model, params, tasks, loss=counting, protocol=fp.FedSGD(), together=5))
-    alone = 10
-    assert calls == (1 + 2 if fewer else alone)
-
-
-def test_frozen_layers_and_soft_labels_train_together() -> None:
-    model = NETWORKS["fc2"]()
-    params = {name: p.detach() for name, p in model.named_parameters()}
-    soft = [
-        fp.Batch(b.inputs, nn.functional.one_hot(b.labels, CLASSES).float()) for b in (batch(4, 1, 16), batch(4, 2, 16))
-    ]
-    options: Any = {"loss": cross_entropy, "protocol": SHUFFLED, "trained": ["3.weight"]}
-    tasks = [Task(own, generator(0, number), Context()) for number, own in enumerate(soft)]
-    for number, (_, found) in enumerate(local_updates(model, params, tasks, together=2, **options)):
-        with seeded_layers(rng := generator(0, number)):
-            expected = local_update(model, params, soft[number], rng=rng, **options).update
-        assert set(found) == {"3.weight"}
-        torch.testing.assert_close(found["3.weight"], expected["3.weight"])
-
-
-# --- secure aggregation as a defense ---------------------------------------------------------------------------------
-
-
-def test_under_secure_aggregation_the_server_sees_sums() -> None:
-    secured = federation(defense=fp.chain(fp.defenses.Clip(1.0), fp.defenses.SecureAggregation()))
-    for threat in (fp.threats.honest_but_curious, fp.threats.malicious_server):
-        observation, truth = seen(secured, threat)
-        assert len(observation.rounds) == 5
-        assert all(part.participants is None and part.reduction == "sum" for part in observation.rounds)
-        assert truth.updates is not None
-    plain = seen(federation(defense=fp.defenses.Clip(1.0)), fp.threats.secure_aggregation)[0]
-    step = 16 / 2**22
-    for masked, clear in zip(observation.rounds, plain.rounds, strict=True):
-        error = (flat(masked.update) - flat(clear.update)).abs().max()
-        assert error <= clear.clients * step + 1e-6
-    assert any(
-        not torch.equal(flat(a.update), flat(b.update)) for a, b in zip(observation.rounds, plain.rounds, strict=True)
-    )
-
-
-def test_contributions_are_rounded_to_steps_without_bias() -> None:
-    defense = fp.defenses.SecureAggregation(clip=1.0, bits=4)
-    values = torch.tensor([0.0, 0.3, -0.55, 1.0, -1.0, 7.0, -7.0], dtype=torch.float64)
-    rng = torch.Generator().manual_seed(0)
-    draws = torch.stack([defense.on_update({"w": values}, Context(), rng)["w"] for _ in range(4000)])
-    step = 2 / 2**4
-    torch.testing.assert_close(draws / step, (draws / step).round())
-    assert bool(((draws - values.clamp(-1, 1)).abs() < step).all())
-    # The mean of 4000 draws is within five standard errors, of at most step / 2 each.
-    assert bool(((draws.mean(0) - values.clamp(-1, 1)).abs() <= 5 * step / 2 / math.sqrt(4000)).all())
-    assert bool((draws[:, [0, 3, 4, 5, 6]] == torch.tensor([0.0, 1.0, -1.0, 1.0, -1.0])).all())
-
-
-def test_a_weight_is_put_on_before_rounding_and_taken_off_after() -> None:
-    defense = fp.defenses.SecureAggregation(clip=1.0, bits=8, max_weight=10.0)
-    update = {"w": torch.linspace(-1, 1, 101, dtype=torch.float64), "n": torch.tensor(3)}
-    context = Context(batch=batch(2, 0))
-    found = defense.on_update(update, context, torch.Generator().manual_seed(0))
-    steps = found["w"] * 0.2 / (2 / 2**8)
-    torch.testing.assert_close(steps, steps.round())
-    assert (found["w"] - update["w"]).abs().max() < 5 * 2 / 2**8
-    assert (found["w"] - update["w"]).abs().max() > 2 / 2**8, "a light client has coarser steps"
-    assert torch.equal(found["n"], update["n"])
-
-
-@pytest.mark.parametrize(
-    "settings", [{"clip": 0.0}, {"clip": math.nan}, {"clip": True}, {"bits": 0}, {"bits": 33}, {"max_weight": -1.0}]
-)
-def test_strengths_out_of_range_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(fp.errors.BadInput, match=f"SecureAggregation's {next(iter(settings))}"):
-        fp.defenses.SecureAggregation(**settings)
 
 
 # --- on disk ---------------------------------------------------------------------------------------------------------

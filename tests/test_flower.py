@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,7 +20,7 @@ pytest.importorskip("flwr", reason='needs flwr: pip install "fedprism[flower]"')
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.client.mod import fixedclipping_mod as fixedclipping_mod_of_fit
 from flwr.clientapp.mod import fixedclipping_mod
-from flwr.common import ndarrays_to_parameters, parameters_to_ndarrays
+from flwr.common import Code, FitRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.server import LegacyContext, ServerConfig
 from flwr.server import strategy as older_strategies
 from flwr.server.workflow import DefaultWorkflow
@@ -348,6 +349,20 @@ def test_the_older_wrapper_on_the_client_depends_on_its_mod(mods: tuple[Any, ...
     assert ("clipping-left-out" in found) == (not mods)
     assert "raw-updates-seen" not in found
     assert "noise-below-configured" in found
+
+
+def test_the_deprecated_wrappers_are_read_too(tmp_path: Path) -> None:
+    fixed = older(older_strategies.DPFedAvgFixed, tmp_path, clip_norm=0.01)
+    assert fixed["clipping-left-out"].evidence["longer"] == 2  # the clients do not clip, though they are asked to
+    # Noise on each of 2 updates, scaled for 10, and a mean in which all weigh the same.
+    effective = fixed["noise-below-configured"].evidence["effective_multiplier"]
+    assert effective == pytest.approx(0.5 * (2 / 10) ** 0.5)
+    private = older_strategies.DPFedAvgFixed(older_strategies.FedAvg(), 10, clip_norm=1.0, noise_multiplier=0.5)
+    silent = FitRes(Status(Code.OK, ""), ndarrays_to_parameters([np.zeros(20_000, np.float32)]), 1, {})
+    mean, _ = private.aggregate_fit(1, [(None, silent), (None, dataclasses.replace(silent))], [])  # type: ignore[list-item]
+    assert mean is not None
+    noise = parameters_to_ndarrays(mean)[0].std()
+    assert noise / (1.0 / 2) == pytest.approx(effective, rel=0.05)  # against what one of two clients can change
 
 
 # --- the example app -------------------------------------------------------------------------------------------------

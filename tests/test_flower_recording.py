@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -267,3 +268,11 @@ def test_the_watch_logs_and_stops(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert told.norms["a"] == pytest.approx(told.leakage.norm)
     with pytest.raises(BadInput, match="share from 0 to 1"):
         Watch(stop_above=2.0)
+
+
+def test_a_recorder_says_what_attacks_will_lack(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="fedprism"):
+        Recording(tmp_path / "told", knowledge=fp.Knowledge(input_shape=(1, 8, 8), loss="cross_entropy"))
+        assert caplog.text == ""
+        Recording(tmp_path / "untold")
+    assert "does not tell input_shape and loss" in caplog.text

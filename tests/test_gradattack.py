@@ -12,6 +12,7 @@ import fedprism as fp
 from fedprism.errors import BadInput
 from fedprism.recipes import Outcome, Settings
 from fedprism.recipes import gradattack as study
+from fedprism.recipes import gradattack_adaptive as adapting
 from fedprism.recipes import gradattack_attackers as attackers
 from fedprism.recipes import gradattack_fig_1 as fig_1
 from fedprism.recipes import gradattack_fig_2 as fig_2
@@ -295,6 +296,38 @@ def test_the_figure_shows_the_better_attacker_at_one_batch_size() -> None:
     blind = table.figure([replace(row, entries={**row.entries, table.ACCURACY: None}) for row in rows])
     assert blind.count("<circle") == 3 + 2
     assert "nines" in blind
+
+
+# --- naive and adaptive ----------------------------------------------------------------------------------------------
+
+
+def test_soteria_fools_only_who_does_not_know_it(data: study.Data) -> None:
+    settings = replace(QUICK, iterations=100, batches=2)
+    target = study.Target(
+        model=study.attacked_network(data, settings),
+        normalization=data.normalization,
+        defense=fp.defenses.Soteria(0.5),
+    )
+    entries = adapting.row(target, 2, data, settings, say).entries
+    naive, adaptive = (entries[name] for name in (adapting.NAIVE, adapting.ADAPTIVE))
+    assert isinstance(naive, Outcome)
+    assert isinstance(adaptive, Outcome)
+    assert adaptive.mean("PSNR") > naive.mean("PSNR") + 2
+
+
+def test_where_nothing_is_repeated_the_two_attackers_are_one(data: study.Data) -> None:
+    settings = replace(QUICK, iterations=2)
+    target = study.Target(model=data.network(0), normalization=data.normalization)
+
+    def entries(defense: fp.defenses.Defense) -> dict[str, object]:
+        return dict(adapting.row(replace(target, defense=defense), 2, data, settings, say).entries)
+
+    rounded = entries(fp.defenses.Quantize(4))
+    naive, adaptive = rounded[adapting.NAIVE], rounded[adapting.ADAPTIVE]
+    assert isinstance(naive, Outcome)
+    assert isinstance(adaptive, Outcome)
+    assert adaptive.mean("PSNR") == naive.mean("PSNR")
+    assert entries(fp.chain())[adapting.ADAPTIVE] is None, "there is nothing to adapt to"
 
 
 def test_more_batches_than_images_are_refused() -> None:

@@ -314,7 +314,7 @@ def test_strange_tensors_are_no_crash() -> None:
 
 def test_copies_hidden_in_small_whole_numbers_are_found() -> None:
     rows = (40 * normal(1, 100)).expand(16, 100).to(torch.int8)
-    assert found({"fc.weight": rows}) == {"aligned-rows"}
+    assert found({"fc.weight": rows, "last.weight": normal(4, 16)}) == {"aligned-rows"}
 
 
 # --- what changed ----------------------------------------------------------------------------------------------------

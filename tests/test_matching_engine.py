@@ -121,6 +121,56 @@ def test_layers_for_second_derivatives_compute_the_same(network: nn.Module, rng:
     assert [type(layer) for layer in network.modules()] == kinds
 
 
+@pytest.mark.parametrize("few_copies", [0, 10**9])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(2, 3, 3),
+        nn.Conv2d(2, 3, (3, 2), stride=(2, 1), padding=(0, 1)),
+        nn.Conv2d(2, 3, 2, stride=3, padding=1, bias=False),
+        nn.Conv2d(2, 3, 3, dilation=2, padding=2),
+        nn.Conv2d(2, 3, 1),
+    ],
+    ids=repr,
+)
+def test_convolutions_for_second_derivatives_have_the_same_ones(
+    few_copies: int, layer: nn.Conv2d, rng: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(twice, "FEW_COPIES", few_copies)
+    layers = nn.Sequential(nn.Conv2d(2, 2, 3), nn.Tanh(), layer, nn.Tanh()).double()
+    inputs = torch.rand(3, 2, 9, 8, generator=rng, dtype=torch.float64).requires_grad_()
+    found = []
+    for model in (layers, twice.for_second_derivatives(layers)):
+        outputs = model(inputs)
+        gradients = torch.autograd.grad(outputs.square().sum(), list(layers.parameters()), create_graph=True)
+        found.append([outputs, *gradients, *torch.autograd.grad([g.square().sum() for g in gradients], inputs)])
+    torch.testing.assert_close(found[1], found[0])
+
+
+class Shared(nn.Module):
+    """One weight by two names, and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+        self.register_buffer("shift", torch.ones(4))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.second(self.first(inputs) + self.shift)
+
+
+def test_a_model_made_of_other_tensors_computes_as_if_it_were_called_with_them(rng: torch.Generator) -> None:
+    model, inputs = Shared(), torch.randn(2, 4, generator=rng)
+    tensors = {name: torch.randn(t.shape, generator=rng) for name, t in model.named_parameters()}
+    tensors["shift"] = torch.randn(4, generator=rng)
+    expected = torch.func.functional_call(model, tensors, (inputs,))
+    twice.made_of(model, tensors)
+    torch.testing.assert_close(model(inputs), expected, rtol=0, atol=0)
+    assert model.second.weight is model.first.weight is tensors["first.weight"]
+    assert "first.weight" in dict(model.named_parameters())
+
+
 def parabolas(inputs: Tensor, logits: Tensor | None) -> list[Tensor]:
     """Gradients of a problem small enough to check by hand, one of them the same for all inputs."""
     return [inputs.flatten(1).square().sum(1), inputs.sin().flatten(), torch.ones(3, dtype=inputs.dtype)]

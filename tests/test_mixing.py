@@ -14,6 +14,7 @@ import torch
 
 import fedprism as fp
 from fedprism.defenses import Context
+from fedprism.metrics import THRESHOLD_LOOSE
 from fedprism.recipes import Outcome, Settings, mixing, mixing_accuracy, mixing_trials, report
 from fedprism.recipes.mixing import cases, outcome
 from fedprism.recipes.mixing_accuracy import TenClients, Training
@@ -26,6 +27,8 @@ from fedprism.recipes.mixing_trials import (
     ORDINARY,
     SEEN,
     STRICT,
+    UNCUT_LOOSE,
+    UNCUT_STRICT,
     Case,
     Effort,
     attacked,
@@ -62,9 +65,20 @@ def test_scores_of_planted_answers(digits: fp.data.ImageSet) -> None:
     assert recovered(plain, LOOSE).trials == 3
 
 
+def test_pixels_out_of_range_are_scored_before_and_after_they_are_cut(digits: fp.data.ImageSet) -> None:
+    sources = (digits.batch([0]).inputs > 0.5).float().unsqueeze(0)
+    noise = torch.rand(sources.shape, generator=torch.Generator().manual_seed(0))
+    scored = score_trials(4 * sources - 1, sources, noise)  # -1 and 3: cut to 0 and 1 they are the source
+    assert float(scored["avd"]) == float(scored["mse"]) == 0
+    assert float(scored["uncut"]) > THRESHOLD_LOOSE
+    inside = score_trials(sources, sources, noise)
+    assert float(inside["uncut"]) == float(inside["avd"]) == 0
+
+
 def test_outcomes_count_trials() -> None:
     scored = {
         "avd": [0.1, 0.7, 0.9],
+        "uncut": [0.7, 0.9, 0.9],
         "seen": [0.1, float("inf"), float("inf")],
         "mse": [0.001, 0.05, 0.2],
         "mse of avd": [0.001, 0.05, 0.2],
@@ -75,7 +89,8 @@ def test_outcomes_count_trials() -> None:
     }
     made = outcome(scored)
     shares = {name: made.mean(name) for name in CRITERIA}
-    assert shares == pytest.approx({STRICT: 1 / 3, LOOSE: 2 / 3, SEEN: 1 / 3, FAITHFUL: 1 / 3})
+    cut = {STRICT: 1 / 3, LOOSE: 2 / 3, SEEN: 1 / 3, FAITHFUL: 1 / 3}
+    assert shares == pytest.approx({UNCUT_STRICT: 0, UNCUT_LOOSE: 1 / 3, **cut})
     low, high = made.details["intervals"][LOOSE]  # type: ignore[index]
     assert low < 2 / 3 < high
 
@@ -185,7 +200,8 @@ def test_the_full_study_has_every_cell_of_the_paper() -> None:
     for network in ("dense", "lenet"):
         own = [case for case in full if case.network == network]
         assert {case.size for case in own} == ({1, 2, 4, 6} if network == "dense" else {1, 2, 4, 8})
-        assert {str(case.effort) for case in own} == {"550 x 0.05", "1200 x 0.025"}
+        calls = {"550 x 20 x 0.05"} if network == "dense" else set()
+        assert {str(case.effort) for case in own} == {"550 x 0.05", "1200 x 0.025"} | calls
         assert {case.data for case in own} == {"mnist", "lfw"}
         assert {case.loss for case in own} == {"cross_entropy", "softmax_mse", "mse"}
     assert len(full) == len(set(full))

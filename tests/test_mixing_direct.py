@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -124,10 +125,19 @@ def test_where_no_class_is_absent_there_is_no_row_to_subtract(layer: Layer) -> N
     assert set(found["cross-entropy"]) == {DIVIDED}
 
 
+def test_the_full_study_has_every_combination() -> None:
+    ways = set(itertools.product((COMMON, PUBLISHED), (UNIQUE, RANDOM, EQUAL)))
+    clean = {Case(weights=w, labels=k, size=size) for w, k in ways for size in (1, 2, 4, 8, 16, 32, 64)}
+    noisy = {Case(weights=w, labels=k, size=8, noise=noise) for w, k in ways for noise in mixing_direct.NOISES}
+    assert set(mixing_direct.cases(Settings())) == clean | noisy
+
+
 def test_a_quick_run_has_all_its_rows() -> None:
     rows = list(mixing_direct.RECIPE.run(SMALL, lambda title: None))
-    assert len(rows) == 2 * (2 * 3 + 2) * 3
-    assert {row.cell["noise"] for row in rows} == {"none", 1e-3}
-    svg = mixing_direct.figure(rows)
-    assert svg.count("<polyline") == 2 * 2 * 3 * 3 * 2  # classes, weights, labels, losses, ways of dividing
+    combinations = {
+        (row.cell["classes"], *(row.cell[k] for k in ("weights", "labels", "noise", "loss"))) for row in rows
+    }
+    assert len(rows) == len(combinations) == 2 * 2 * 3 * 2 * 3  # classes, weights, labels, noise or none, losses
+    assert {row.cell["noise"] for row in rows} == {"none", mixing_direct.DRAWN_NOISE}
+    assert mixing_direct.figure(rows).count("<polyline") == len(rows) * 2  # ways of dividing
     assert mixing_direct.figure([]).endswith("</svg>\n")

@@ -269,3 +269,6 @@ def test_a_bound_that_is_never_met_is_refused_and_so_is_other_public_data() -> N
         MixUp(32, bound=0.032).mixing(40, torch.Generator())
     with pytest.raises(fp.errors.BadInput, match="cross to be a Batch"):
         InstaHide(4, cross="inter")  # type: ignore[arg-type]
+    data, other = some_data(4), fp.Batch(torch.rand(4, 2, 2), torch.arange(4))
+    with pytest.raises(fp.errors.BadInput, match=r"public samples of shape .*, as the client's, found \(2, 2\)"):
+        InstaHide(4, cross=other).on_batch(data, Context(batch=data), torch.Generator())

@@ -265,6 +265,9 @@ def test_parallel_paths_get_past_dropout(method: Mkor, photos: fp.data.ImageSet)
     assert found.diagnostics["classes"] == list(range(5))
     assert fp.score(found, truth, metrics=("psnr",)).mean("psnr") > 17
     assert len(single.diagnostics["classes"]) < 5
+    for reconstruction in (found, single):  # nothing tells that the others are not there
+        assert reconstruction.status.startswith("every class that stands out was read")
+        assert reconstruction.diagnostics["unread_classes"] == [reconstruction.diagnostics["dump_class"]]
 
 
 def test_vgg_shifts_in_the_paper_s_convolutions() -> None:

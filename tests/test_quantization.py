@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import fedprism as fp
-from fedprism.defenses import Cast, Context, Defense, Quantize, chain
+from fedprism.defenses import Cast, Context, Defense, Prune, Quantize, SignCompression, chain
 from fedprism.types import detached
 
 
@@ -145,7 +145,27 @@ def test_counters_zeros_and_empty_tensors(defense: Defense) -> None:
 
 @pytest.mark.parametrize("defense", DEFENSES, ids=repr)
 def test_an_attacker_puts_nothing_flat_into_its_forward_model(defense: Defense) -> None:
-    assert defense.deterministic() == chain()
+    assert defense.deterministic({"w": torch.ones(3)}) == chain()
+
+
+@pytest.mark.parametrize("defense", [Quantize(4), SignCompression(), chain(Prune(0.5), SignCompression())], ids=repr)
+def test_a_client_repeats_its_own_rounding(defense: Defense) -> None:
+    """What it sent itself it knows to the last bit, so that the other client's update is what is left."""
+    digits = fp.data.load("digits", size=16).batch(range(4))
+    held = fp.Batch(digits.inputs.double(), digits.labels)
+    model = fp.models.build("fc2", input_shape=(1, 16, 16), hidden=16, classes=10, seed=0).double()
+    scenario = fp.Scenario(model=model, clients=[held[:3], held[3:]], defense=defense)
+    observation, truth = fp.simulate(scenario, fp.threats.curious_client.granting("defense"), seed=0)
+    (part,) = fp.attacks.OtherClients().reduce(observation)
+    assert truth.updates is not None
+    sent = truth.updates[1] or {}
+    assert sent
+    assert all(torch.allclose(part.rounds[0].update[name], tensor, atol=1e-12) for name, tensor in sent.items())
+
+
+def test_chance_is_not_repeated() -> None:
+    assert Quantize(4).deterministic() == Quantize(4)
+    assert Quantize(4, stochastic=True).deterministic() == chain()
 
 
 @pytest.mark.parametrize("bits", [0, 33, -1, 2.5, True, "8", None])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gc
 import hashlib
+import html
 import io
 import json
 import random
@@ -23,7 +24,6 @@ import fedprism as fp
 from fedprism import cli, report
 from fedprism.audit import Audit, Finished, load_audit, parse_plan, prepare, run_audit
 from fedprism.errors import BadInput, FedprismError
-from fedprism.report import protocol
 from fedprism.report.comparing import Change, compare
 from planted_audits import CAPTURED, NAMED, OWN, attack, captured, figure, gate, plant, utility
 
@@ -158,6 +158,14 @@ def test_the_page_is_one_file_that_fetches_nothing(real: Path) -> None:
     assert len(page.scripts) == 2
 
 
+def test_the_plan_that_is_shown_can_be_run_again(real: Path, tmp_path: Path) -> None:
+    shown = re.search(r'<pre tabindex="0">(.*?)</pre>', report.render(load_audit(real)), re.DOTALL)
+    assert shown is not None
+    assert parse_plan(html.unescape(shown[1])) == parse_plan(PLAN)
+    gated = Page(report.render(plant(tmp_path, [attack()], gates=[gate()]))).text
+    assert "fedprism audit PLAN.toml --fail-above psnr=15" in gated
+
+
 def test_pictures_are_those_that_the_audit_kept(real: Path) -> None:
     audit = load_audit(real)
     page = Page(report.render(audit))
@@ -242,22 +250,6 @@ def test_private_pictures_are_shown_only_on_purpose(
     assert ("--show-images" in text) is not shown
 
 
-def test_recordings_without_truth_have_residuals_and_no_score(tmp_path: Path) -> None:
-    page = Page(report.render(plant(tmp_path, [captured()], plan=CAPTURED)))
-    assert "the truth behind these recordings is not known" in page.text
-    assert "1.5e-05 of the update unexplained" in page.text
-    assert "PSNR 1" not in page.text
-    assert page.plot["points"] == []
-
-
-def test_nobody_knows_the_defense_of_a_recording(tmp_path: Path) -> None:
-    scored = captured(metrics={"psnr": figure(40.0)}, samples=2, answered=2)
-    text = Page(report.render(plant(tmp_path, [scored], plan=CAPTURED))).text
-    assert "Private samples came back faithfully (idlg, by whoever holds the capture" in text
-    assert "no defense" not in text.lower()
-    assert "ithout a defense" not in text
-
-
 def test_rows_of_a_table_stand_beside_what_came_back(tmp_path: Path) -> None:
     text = PLAN.replace('name = "photos"\noptions = { size = 16 }', 'name = "patients"').partition("[utility]")[0]
     run_audit(prepare(parse_plan(text + '[scores]\nmetrics = ["mse"]\n')), tmp_path / "out")
@@ -268,28 +260,6 @@ def test_rows_of_a_table_stand_beside_what_came_back(tmp_path: Path) -> None:
     assert "cholesterol 100%" in page.text
     redacted = Page(report.render(load_audit(tmp_path / "out"), show_images=False))
     assert len(redacted.all("table")) < len(page.all("table"))
-
-
-def test_what_recordings_show_about_their_protocol_is_kept_and_shown(tmp_path: Path) -> None:
-    from fedprism.integrations.findings import RoundFacts, save_findings
-
-    run = tmp_path / "run-1"
-    run.mkdir()
-    names = ("a", "b", "c")
-    save_findings(run, [RoundFacts(index=k, protocol="secagg+", sampled=names, replied=names) for k in range(3)])
-    audit = plant(tmp_path / "out", [captured()], plan=CAPTURED)
-    protocol.keep(audit.root, [run])
-    kept = protocol.load_kept(audit.root)
-    assert kept
-    assert {each.capture for each in kept} == {"1: run-1"}
-    text = Page(report.render(audit)).text
-    assert all(each.sentence in text for each in kept)
-    (run / "findings.json").write_text("[]")
-    protocol.keep(audit.root, [run])
-    assert [each.check for each in protocol.load_kept(audit.root)] == ["unreadable"]
-    (audit.root / "findings.json").write_text("[]")
-    with pytest.raises(BadInput, match=r"findings\.json"):
-        report.render(audit)
 
 
 # --- two audits ------------------------------------------------------------------------------------------------------
@@ -327,6 +297,8 @@ def test_a_comparison_says_what_changed(tmp_path: Path) -> None:
     assert found.settings == (("title", "Planted", "Later"),)
     text = Page(report.render_comparison(first, second)).text
     assert "Of 4 shared configurations 1 leak more and 1 leak less than before." in text
+    assert "Before: Planted came back" in text
+    assert "Before: Planted (a) came back" in Page(report.render_comparison(first, plant(tmp_path / "d", after))).text
     assert "90.0% 80.0%" in text
     assert "All 5 shared configurations have the same numbers." in report.render_comparison(first, first)
     lonely = plant(tmp_path / "c", [attack(defense="other")])

@@ -44,7 +44,8 @@ def advised(*entries: dict[str, Any]) -> advice.Advice:
         (attack(metrics={"update-error": figure(0.6, closest=1e-5, null=None)}), Leak.FAITHFUL),
         (attack(metrics={"update-error": figure(0.9, null=None)}), Leak.GONE),
         (attack(outcomes={"failed": 2}, metrics={}), Leak.UNTESTED),
-        (captured(), Leak.UNKNOWN),
+        (captured(), Leak.EXPLAINED),
+        (captured(residual=0.5), Leak.UNKNOWN),
     ],
 )
 def test_readings_follow_the_numbers(entry: dict[str, Any], leak: Leak) -> None:

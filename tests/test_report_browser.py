@@ -147,6 +147,10 @@ def test_it_fits_phones_and_screens_in_light_and_dark(browser: Any, path: Path, 
     assert (ground == "rgb(18, 21, 27)") is (scheme == "dark")
     opened.page.select_option("#axis", "defense")
     assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
+    left = "node => node.getBoundingClientRect().left"
+    card = opened.page.eval_on_selector("#plot .card", left)
+    words = opened.page.eval_on_selector_all("#chart text", f"nodes => nodes.map({left})")
+    assert min(words) >= card, "a slanted word of the axis leaves the card"
     opened.close()
 
 
@@ -155,6 +159,9 @@ def test_it_can_be_printed_and_read_without_script(browser: Any, path: Path) -> 
     assert opened.page.pdf().startswith(b"%PDF")
     opened.page.emulate_media(media="print")
     assert not opened.page.locator("#filters").is_visible()
+    opened.page.emulate_media(media="print", color_scheme="dark")  # paper is white
+    assert opened.page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "light"
+    assert opened.page.evaluate("getComputedStyle(document.body).color") == "rgb(28, 35, 48)"
     opened.close()
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()

@@ -348,6 +348,7 @@ def bad(batch: fp.Batch) -> Iterator[tuple[dict[str, object], str]]:
     yield {"delta": 0.0}, "delta"
     yield {"timed_steps": -1}, "timed_steps"
     yield {"loss": "hinge"}, "a loss out of"
+    yield {"defense": "prune"}, "expected defenses, one after the other, found 'prune'"
     yield {"device": "nowhere"}, "a device of this machine"
     yield {"test": batch[:0]}, "at least one of each in test"
     yield {"train": fp.Batch(batch.inputs, batch.labels + 5)}, "labels of train from 0 to 9"
@@ -355,7 +356,7 @@ def bad(batch: fp.Batch) -> Iterator[tuple[dict[str, object], str]]:
     yield {"test": fp.Batch(batch.inputs[:, :, :4], batch.labels)}, "inputs of test that the model accepts"
 
 
-@pytest.mark.parametrize("number", range(15))
+@pytest.mark.parametrize("number", range(16))
 def test_bad_input_is_one_sentence(number: int, data: tuple[fp.Batch, fp.Batch]) -> None:
     changes, words = list(bad(data[0]))[number]
     settings = {"train": data[0], "test": data[1], "epochs": 1, "device": "cpu", **changes}
@@ -389,7 +390,12 @@ def test_pairing_grows_with_the_square_and_inversion_does_not() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"images": 0}, "images"), ({"epochs": 0}, "epochs"), ({"hours_a_batch": -1.0}, "hours_a_batch")],
+    [
+        ({"images": 0}, "images"),
+        ({"epochs": 0}, "epochs"),
+        ({"hours_a_batch": -1.0}, "hours_a_batch"),
+        ({"network_hours": "ten"}, "network_hours"),
+    ],
 )
 def test_costs_of_nothing_are_refused(changes: dict[str, float], words: str) -> None:
     with pytest.raises(BadInput, match=words):

@@ -6,6 +6,7 @@ Only the network's definition comes from fedprism. `breaching` is taken from the
 the variable names (put last, so that it supplies only what is missing).
 """
 
+import gc
 import json
 import os
 import sys
@@ -53,7 +54,8 @@ def attack(iterations: int) -> torch.Tensor:
     return result["data"].detach().float().cpu()
 
 
-attack(5)  # warm up, untimed
+attack(settings["warm_up"])
+gc.collect()
 clock, processor = time.perf_counter(), time.process_time()
 inputs = attack(settings["iterations"])
 times = {"clock": time.perf_counter() - clock, "processor": time.process_time() - processor}

@@ -13,11 +13,11 @@ from workloads.base import Workload
 WORKLOADS = {
     "start-up": "starting",
     "scoring": "scoring",
-    "participation": "participation",
-    "separation": "separation",
     "decoding": "decoding",
     "report": "reporting",
     "trials": "trials",
+    "separation": "separation",
+    "participation": "participation",
     "matching": "matching",
 }
 """The name on the command line, and the module whose function of the same name is the workload."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import resource
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 Answer = TypeVar("Answer")
 
@@ -67,7 +69,8 @@ class Clock:
 
 
 def timed(device: torch.device, run: Callable[[], Answer]) -> tuple[float, Answer]:
-    """Seconds until the answer is there, on a GPU too."""
+    """Seconds until the answer is there, on a GPU too. Garbage of what ran before is nobody's time."""
+    gc.collect()
     settle(device)
     start = Clock.now()
     answer = run()
@@ -93,6 +96,22 @@ def matrix_rate(device: torch.device, side: int | None = None) -> float:
     _ = a @ b
     seconds, _ = best_of(3, device, lambda: a @ b)
     return 2 * side**3 / seconds
+
+
+def bandwidth(device: torch.device) -> float:
+    """Bytes a second that are read or written when a large tensor is copied."""
+    size = 2**30 if device.type == "cuda" else 2**28
+    source, copy = (torch.ones(size // 4, device=device) for _ in range(2))
+    seconds, _ = best_of(3, device, lambda: copy.copy_(source))
+    return 2 * size / seconds
+
+
+def operations(run: Callable[[], object]) -> int:
+    """Floating-point operations of all products and convolutions in a run."""
+    counter = FlopCounterMode(display=False)
+    with counter:
+        run()
+    return counter.get_total_flops()
 
 
 def pictures(count: int, side: int, device: torch.device) -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedprism.solvers.windows import Lattice, extremes, midpoint
-from workloads.base import Comparison, Conditions, best_of, pictures, timed
+from workloads.base import Comparison, Conditions, bandwidth, best_of, pictures, timed
 
 COUNTS = {"cpu": (1, 16, 100), "cuda": (1, 100, 1000)}
 SAMPLE = 2000
@@ -23,7 +23,7 @@ SHAPE = (56, 56)
 
 
 def decoding(conditions: Conditions) -> Iterator[Comparison]:
-    shown = pictures(16, 224, conditions.device)
+    shown, rate = pictures(16, 224, conditions.device), bandwidth(conditions.device)
     for count in COUNTS[conditions.device.type]:
         images = shown.repeat(-(-count // len(shown)), 1, 1, 1)[:count]
         maxima, minima = extremes(images, VGG16, SHAPE)
@@ -42,6 +42,8 @@ def decoding(conditions: Conditions) -> Iterator[Comparison]:
             quality=f"differs by at most {float(off):.0e}",
             other="plain Python, pixel by pixel",
             theirs=seconds / SAMPLE * images.numel(),
+            # Windows are read and pixels written, once each.
+            share_of_limit=sum(one.nbytes for one in (maxima, minima, images)) / ours / rate,
             extrapolated=True,
             note=f"{SAMPLE:,} pixels run",
         )

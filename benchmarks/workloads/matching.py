@@ -27,7 +27,7 @@ def matching(conditions: Conditions) -> Iterator[Comparison]:
     clock = "processor" if Clock.processor else "clock"
     for case in speed.CASES[device]:
         network, _, size = case.partition(":")
-        task, iterations = speed.problem(network, int(size), device), speed.ITERATIONS[device, network]
+        task, iterations = speed.problem(network, int(size), device), speed.iterations_of(network, int(size), device)
         others = {"plain loop, after the paper": speed.timed(_loop(task, device), iterations, device)}
         if conditions.peer is not None:
             answer = speed.breaching(task, iterations, device, [*conditions.peer, str(PEER)])

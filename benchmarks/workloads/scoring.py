@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedprism.metrics import LpipsUnavailable, lpips, lpips_matrix, ssim, ssim_matrix
-from workloads.base import Comparison, Conditions, best_of, pictures, timed
+from workloads.base import Comparison, Conditions, best_of, matrix_rate, operations, pictures, timed
 
 COUNT, SIDE = 256, 32
 SAMPLE = {"cpu": 2, "cuda": 16}
@@ -56,5 +56,6 @@ def _compare(
         quality=f"differs by at most {off:.0e}",
         other="pair by pair, 256 at a time",
         theirs=part * COUNT / count,
+        share_of_limit=operations(lambda: matrix(found, sources)) / ours / matrix_rate(sources.device),
         extrapolated=True,
     )

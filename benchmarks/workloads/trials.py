@@ -11,7 +11,7 @@ import fedprism as fp
 from fedprism.attacks import GradientMatching, Labels, SideBySide, TotalVariation
 from fedprism.attacks.base import joined
 from fedprism.metrics import psnr
-from workloads.base import Comparison, Conditions, pictures, timed
+from workloads.base import Comparison, Conditions, matrix_rate, operations, pictures, timed
 
 TRIALS, SIDE = 64, 32
 ITERATIONS = {"cpu": 100, "cuda": 500}
@@ -23,6 +23,7 @@ def trials(conditions: Conditions) -> Iterator[Comparison]:
     device, place = conditions.device, str(conditions.device)
     images = pictures(TRIALS, SIDE, torch.device("cpu"))
     model = fp.models.uniform_(fp.models.build("lenet", input_shape=(3, SIDE, SIDE), classes=10), seed=0)
+    forward = operations(lambda: model(images))  # with the gradient and its derivative seven times as much
     threat = fp.threats.honest_but_curious.granting("labels")
     parts = []
     for number, image in enumerate(images):
@@ -50,6 +51,7 @@ def trials(conditions: Conditions) -> Iterator[Comparison]:
         other="one after the other, same code",
         theirs=part * TRIALS / alone,
         their_quality=quality(singles),
+        share_of_limit=7 * forward * iterations / ours / matrix_rate(device),
         extrapolated=True,
         note=f"{alone} run one after the other; PSNR of these; starts differ",
     )

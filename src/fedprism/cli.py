@@ -7,23 +7,18 @@ once.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from enum import StrEnum
-from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fedprism.errors import BadInput, FedprismError, out_of_memory
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from fedprism.terminal import complain, console_for, progress_bar
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -71,11 +66,11 @@ def demo(output: Output = Path("fedprism-demo"), seed: Seed = 0, device: Device 
     from fedprism import demo, pages, results
 
     results.require_writable(output)
-    with _progress() as announce:
+    with progress_bar() as announce:
         outcomes = demo.audit(seed=seed, device=device, announce=announce)
     page = pages.demo(outcomes, seed)
     results.publish(output, {"report.html": page.encode(), "results.json": demo.results_json(outcomes, seed)})
-    console = _console()
+    console = console_for()
     console.print(demo.table(outcomes))
     for sentence in demo.headline(outcomes):
         console.print(sentence)
@@ -105,47 +100,26 @@ def attack(
     device: Device = None,
 ) -> None:
     """Attack a captured update. The attack's own settings are flags too: `fedprism list attacks` names them."""
-    from fedprism import factory, flags, io, results, running, scoring
-    from fedprism.attacks import ATTACKS, fitted
-    from fedprism.checks import row
-    from fedprism.metrics import METRICS
-    from fedprism.types import Record
+    from fedprism import attacking
 
-    results.require_writable(output)
     siblings = ("--with", "--model", "--truth", "--metrics", "--allow-download", "--output", "--seed", "--device")
-    chosen, folders = flags.apply(capture, row(ATTACKS, name, "method of attack")(), siblings=siblings)
-    if len(folders) != 1:
-        raise BadInput(f"expected one capture folder, found {' and '.join(folders) or 'none'}; name one.")
-    observation = io.load(folders[0], model=factory.from_factory(model) if model else None)
-    known = scoring.load_truth(truth) if truth else None
-    wanted = [word.strip() for word in metrics.split(",")]
-    for word in wanted:  # before a long computation, not after it
-        row(METRICS, word, "metric")
-    with _progress() as announce:
+    with progress_bar() as announce:
         announce(name)
-        found = running.run(fitted(chosen, observation), observation, seed=seed, device=device)
-    scores = None
-    if known is not None and found.inputs is not None:
-        scores = scoring.score(found, known, metrics=wanted, allow_download=allow_download)
-    record = Record(
-        kind="attack",
-        cell={
-            **{"attack": name, "settings": repr(chosen), "source": observation.source},
-            **({"owners": found.owners} if found.owners else {}),
-        },
-        knowledge_used=tuple(sorted(found.knowledge_used)),
-        scores=dataclasses.asdict(scores) if scores else None,
-        residual=running.residual(observation, found),
-        status=str(found.status),
-        seed=seed,
-        versions=results.versions(),
-    )
-    files = results.attack_files(observation, found, record)
-    results.publish(output, files, stale=("record.json", "recovered-*.png", "update-*.safetensors"))
-    console = _console()
-    console.print(results.summary(record, files))
-    if scores:
-        console.print(str(scores), highlight=False)
+        lines = attacking.carry_out(
+            capture,
+            name,
+            siblings=siblings,
+            model=model,
+            truth=truth,
+            metrics=[word.strip() for word in metrics.split(",")],
+            allow_download=allow_download,
+            output=output,
+            seed=seed,
+            device=device,
+        )
+    console = console_for()
+    for line in lines:
+        console.print(line, highlight=False)
 
 
 @app.command()
@@ -172,8 +146,8 @@ def audit(
     code = command.carry_out(
         plan,
         output,
-        console=_console(),
-        errors=_console(stderr=True),
+        console=console_for(),
+        errors=console_for(stderr=True),
         resume=resume,
         workers=workers,
         ray=ray,
@@ -212,7 +186,7 @@ def report(
         page = report.write_comparison(*folders, output=output)
     else:
         page = report.write(folders[0], show_images=show_images, output=output)
-    _console().print(f"The report: {page}", soft_wrap=True)
+    console_for().print(f"The report: {page}", soft_wrap=True)
     if open_page:
         typer.launch(page.resolve().as_uri())
 
@@ -234,7 +208,7 @@ def plan_init(
     """Write a commented plan; without a model one on embedded photographs that runs in about a minute."""
     from fedprism.audit import command
 
-    command.write_plan(output, model, data, _console())
+    command.write_plan(output, model, data, console_for())
 
 
 @app.command()
@@ -278,9 +252,9 @@ def reproduce(
         data_dir=data_dir,
         device=device,
     )
-    with _progress() as announce:
+    with progress_bar() as announce:
         rows = report.carry_out(chosen, settings, folder, announce)
-    console = _console()
+    console = console_for()
     console.print(report.table(chosen, rows))
     for note in report.notes(chosen, settings, rows):
         console.print(f"- {note}")
@@ -315,7 +289,7 @@ def inspect(
     if json:
         typer.echo(rendering.as_json(found))
     else:
-        console = _console()
+        console = console_for()
         if found.findings:
             console.print(rendering.table(found))
         console.print(rendering.summary(found))
@@ -328,7 +302,7 @@ def list_table(table: Annotated[Table, typer.Argument(help="What to list.")]) ->
     """List what there is, by the names that commands, captures and records use."""
     from fedprism import listing
 
-    _console().print(listing.TABLES[table]())
+    console_for().print(listing.TABLES[table]())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -345,35 +319,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (BrokenPipeError, SystemExit) as error:
         # click and rich make SystemExit(1) of a closed pipe, but 1 means something else here.
         if not isinstance(error.__context__ if isinstance(error, SystemExit) else error, BrokenPipeError):
-            return _complain(
-                f"expected an attack to run, found that the model ended the program ({error}); correct it."
-            )
+            return complain(f"expected an attack to run, found that the model ended the program ({error}); correct it.")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read our output has seen enough
         return 0
     except CommandLineError as error:
         message = getattr(error, "format_message", error.__str__)()
-        return _complain(f"{message.rstrip('.')}; see fedprism --help.")
+        return complain(f"{message.rstrip('.')}; see fedprism --help.")
     except FedprismError as error:
-        return _complain(str(error))
+        return complain(str(error))
     except OSError as error:
-        return _complain(f"expected a usable file or folder, found {error}; check its name, permissions and disk.")
+        return complain(f"expected a usable file or folder, found {error}; check its name, permissions and disk.")
     except Exception as error:
         if out_of_memory(error):
-            return _complain("expected enough memory for this attack, found too little; use a smaller model or batch.")
+            return complain("expected enough memory for this attack, found too little; use a smaller model or batch.")
         if os.environ.get("FEDPRISM_DEBUG") == "1":
             traceback.print_exc()
-        return _complain(
+        return complain(
             f"this is a bug in fedprism, please report it ({type(error).__name__}: {error}); "
             "FEDPRISM_DEBUG=1 shows where.",
             code=3,
         )
-
-
-def _complain(sentence: str, code: int = 2) -> int:
-    """Print one line. File names and captures may hold anything: control characters do not reach the terminal."""
-    line = " ".join(sentence.split())
-    print("fedprism:", "".join(c if c.isprintable() else "?" for c in line), file=sys.stderr)
-    return code
 
 
 def _whole_numbers(text: str) -> tuple[int, ...]:
@@ -382,31 +347,3 @@ def _whole_numbers(text: str) -> tuple[int, ...]:
         return tuple(int(word) for word in text.split(","))
     except ValueError as error:
         raise BadInput(f"expected --sizes as whole numbers like 32,64, found '{text}'; correct it.") from error
-
-
-def _console(*, stderr: bool = False) -> Console:
-    """Without markup, because captures may hold brackets; what the encoding lacks becomes a question mark."""
-    from rich.console import Console
-
-    stream = sys.stderr if stderr else sys.stdout
-    if isinstance(stream, TextIOWrapper):
-        stream.reconfigure(errors="replace")
-    return Console(stderr=stderr, markup=False, highlight=False, emoji=False)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """A progress bar on stderr where that is a terminal; call what it yields to name what is being done."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    from fedprism import progress
-
-    console = _console(stderr=True)
-    if not console.is_terminal:
-        yield lambda title: None
-        return
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=None)
-        with progress.listening(lambda done, total: bar.update(task, completed=done, total=total)):
-            yield lambda title: bar.reset(task, description=title, total=None)

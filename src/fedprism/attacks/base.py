@@ -113,7 +113,10 @@ class Then(Attack):
             owners=owners,
             ambiguity=union,
             status="; ".join(filter(None, dict.fromkeys([status, *(r.status for r in found)]))),
-            diagnostics={**diagnostics, "parts": [dict(r.diagnostics) for r in found]},
+            diagnostics={
+                **diagnostics,
+                "parts": [{**r.diagnostics, "answers": _answers(r), "labels": r.labels} for r in found],
+            },
         )
 
 

@@ -10,6 +10,7 @@ it, the batch comes out exactly, with a certificate (`solvers.exact_batch`). The
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
@@ -155,6 +156,7 @@ class CocktailParty(Attack):
             image_shape=image_shape,
             box=box,
             objective=self.objective,
+            rounding=_rounding(seen, layer),
             progress=progress.report,
         )
         return _as_found(batch, components)
@@ -272,6 +274,17 @@ def _as_found(batch: ExactBatch, components: int | None) -> _Found:
         int(batch.confirmed.sum()),
         batch.residual,
     )
+
+
+def _rounding(seen: Round, layer: DenseLayer) -> float:
+    """Relative size of the rounding error in an update that is a difference of two models: that of their weights."""
+    if seen.kind != "delta":
+        return 0.0
+    weight, update = seen.params[layer.weight], seen.update[layer.weight]
+    errors = torch.finfo(weight.dtype).eps / math.sqrt(12) * float(weight.norm())  # evenly spread over one unit
+    if seen.reduction == "sum":
+        errors *= math.sqrt(seen.clients)
+    return errors / max(float(update.norm()), torch.finfo(weight.dtype).tiny)
 
 
 def _flat_box(observation: Observation, shape: tuple[int, ...]) -> tuple[Tensor, Tensor] | None:

@@ -16,6 +16,8 @@ SMALL = 2**20
 """Batches of fewer input values are not looked at: networks keep some thousand bytes for each of them."""
 PARAMETER_COPIES = 8
 """Parameters, target, gradient and slope, the last three also as one vector, and one to spare."""
+INPUT_COPIES = 9
+"""Of the whole batch however few samples are worked on: itself, Adam's two, the best so far, slopes on their way."""
 PASSING = 1.5
 """What is held at once over what is kept to be differentiated: values on their way through the last pass."""
 
@@ -51,8 +53,8 @@ def _fitting(quick: QuickForward, batch: Batch, memory: int | None) -> int:
         if device.type != "cuda" or batch.inputs.numel() < SMALL:
             return size
         memory = int(GPU_SHARE * torch.cuda.get_device_properties(device).total_memory)
-    params = sum(tensor.numel() * tensor.element_size() for tensor in quick.params.values())
-    left = memory - PARAMETER_COPIES * params
+    params = sum(tensor.nbytes for tensor in quick.params.values())
+    left = memory - PARAMETER_COPIES * params - INPUT_COPIES * batch.inputs.nbytes
     return max(1, min(size, int(left / (PASSING * bytes_a_sample(quick, batch)))))
 
 

@@ -19,7 +19,7 @@ from fedprism.errors import BadInput, MissingKnowledge, NotApplicable
 from fedprism.solvers.distances import Sent
 from fedprism.solvers.factors import Factors, uses_of
 from fedprism.solvers.priors import Moments, channel_moments
-from fedprism.solvers.twice import for_second_derivatives, taking
+from fedprism.solvers.twice import for_second_derivatives, made_of, taking
 from fedprism.types import Batch, LossFn, Observation, Round, Update
 
 FORWARD_NEEDS = frozenset({"model", "loss"})
@@ -90,6 +90,8 @@ class QuickForward:
         # What batch norm writes into its buffers in train mode it never reads there: one copy does for all iterations.
         normalising = tuple(f"{name}." for name in batchnorm_layers(forward.model))
         self.rewritten = [name for name in self.scratch if not name.startswith(normalising)]
+        if self.plain:
+            made_of(self.model, {**self.frozen, **self.trained, **self.scratch})
 
     @property
     def direct(self) -> bool:
@@ -155,8 +157,8 @@ class QuickForward:
         if not self.direct:
             return forward(inputs, labels)
         self._reset()
-        held, batch = {**self.frozen, **self.scratch}, Batch(inputs, labels)
-        update = batch_gradient(self.model, self.trained, held, batch, self.loss, create_graph=True)
+        batch = Batch(inputs, labels)
+        update = batch_gradient(self.model, self.trained, None, batch, self.loss, create_graph=True)
         here = Context(model=self.model, params=self.params, batch=batch)
         update = forward.defense.on_update(update, here, torch.Generator())
         return [update[name] for name in forward.names]

@@ -246,6 +246,7 @@ def _read(observation: Observation, seen: Round, stack: Stack, layout: Layout, h
         scale * seen.update[f"{name}.bias"],
         batch,
         exact=_exact(stack),
+        dropped=stack.dropout > 0,
     )
 
 

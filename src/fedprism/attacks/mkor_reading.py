@@ -22,6 +22,10 @@ TELLING = 0.3
 class ReadingStatus(StrEnum):
     READ = "every class in the batch could be read"
     DUMP_LOST = "every class in the batch could be read but the dump class"
+    UNSURE = (
+        "every class that stands out was read; counts of samples do not add up to the batch or are estimates, so that "
+        "others may be missing"
+    )
     NO_REFERENCE = (
         "no class is absent from the batch, so that there is nothing to compare the rows with; "
         "use a dump class or several nodes a class"
@@ -33,7 +37,7 @@ class Reading(NamedTuple):
     """What the gradient of the first dense layer says.
 
     features (answers, tracked features), the mean over the samples behind each answer; classes (answers,); counts
-    (answers,) how many samples that are; unread: classes in the batch that have no answer.
+    (answers,) how many samples that are; unread: classes in the batch that are known to have no answer.
     """
 
     features: Tensor
@@ -46,11 +50,18 @@ class Reading(NamedTuple):
 
 
 def read_head(
-    head: Head, weight_grad: Callable[[Tensor], Tensor], bias_grad: Tensor, batch: int, *, exact: bool
+    head: Head,
+    weight_grad: Callable[[Tensor], Tensor],
+    bias_grad: Tensor,
+    batch: int,
+    *,
+    exact: bool,
+    dropped: bool = False,
 ) -> Reading:
     """Read each class's mean features off the gradient: weight_grad(rows) is (rows, tracked features) of it.
 
-    `exact`: slopes are the same for all samples, so that a count of samples is a whole number.
+    `exact`: slopes are the same for all samples, so that a count of samples is a whole number. `dropped`: dropout cut
+    some samples' paths, so that counts do not tell whether all were found.
     """
     found: list[_Gate] = []
     higher: tuple[Tensor, Tensor] | None = None
@@ -66,7 +77,7 @@ def read_head(
         if gate == 0 or not summed:
             alone = summed or head.rows.shape[1] == 1
             found.insert(0, _read_gate(head, weights, biases, batch, exact, alone=alone))
-    return _joined(head, found, batch)
+    return _joined(head, found, batch, dropped=dropped)
 
 
 def _gate_gradient(
@@ -133,7 +144,7 @@ def _absent(biases: Tensor, batch: int) -> tuple[Tensor, Tensor]:
     return level, absent
 
 
-def _joined(head: Head, found: list[_Gate], batch: int) -> Reading:
+def _joined(head: Head, found: list[_Gate], batch: int, *, dropped: bool) -> Reading:
     readable = [gate for gate in found if gate.readable]
     features, classes, counts = (
         torch.cat([getattr(gate, field) for gate in readable]) if readable else getattr(found[0], field)[:0]
@@ -146,6 +157,9 @@ def _joined(head: Head, found: list[_Gate], batch: int) -> Reading:
         unread = tuple(range(head.rows.shape[0]))
     elif not len(classes):
         status = ReadingStatus.NOTHING
-    elif head.dump is not None and int(counts.sum()) < batch:
+    elif dropped or int(counts.sum()) > batch or (head.dump is None and int(counts.sum()) < batch):
+        status, unread = ReadingStatus.UNSURE, () if head.dump is None else (head.dump,)
+    elif int(counts.sum()) < batch:
+        assert head.dump is not None
         status, unread = ReadingStatus.DUMP_LOST, (head.dump,)
     return Reading(features[order], classes[order], counts[order], unread, max(g.noise for g in found), status)

@@ -23,6 +23,7 @@ from fedprism.audit.grid import AttackCell, CaptureCell, Cell, UtilityCell
 from fedprism.audit.materials import Materials, Setup
 from fedprism.defenses import EqualLabels
 from fedprism.errors import BadInput, FedprismError, MissingKnowledge, NotApplicable, out_of_memory
+from fedprism.explaining import unexplained
 from fedprism.randomness import generator
 from fedprism.scoring import Scores, load_truth, match, score, score_updates
 from fedprism.simulation import Scenario, simulate
@@ -160,8 +161,8 @@ def observe(setup: Setup, cell: AttackCell, device: str | None) -> tuple[Observa
 def _attacked(setup: Setup, device: str | None, cell: AttackCell) -> Finished:
     observation, truth, others = observe(setup, cell, device)
     found = running.run(fitted(cell.attack.make(), observation), observation, seed=cell.seed, device=device)
-    kept = setup.plan.scores.pictures
-    return _judged(setup, cell, observation, found, truth, others, PICTURES if kept is None else kept)
+    kept, residual = setup.plan.scores.pictures, running.residual(observation, found)
+    return _judged(setup, cell, observation, found, truth, others, residual, PICTURES if kept is None else kept)
 
 
 def _captured(setup: Setup, device: str | None, cell: CaptureCell) -> Finished:
@@ -169,9 +170,11 @@ def _captured(setup: Setup, device: str | None, cell: CaptureCell) -> Finished:
     assert captures is not None
     observation = setup.observation(captures.folders[cell.number - 1])
     truth = load_truth(setup.base / captures.truths[cell.number - 1]) if captures.truths else None
-    found = running.run(fitted(cell.attack.make(), observation), observation, seed=cell.seed, device=device)
+    attack = fitted(cell.attack.make(), observation)
+    found = running.run(attack, observation, seed=cell.seed, device=device)
+    residual = unexplained(attack, observation, found)
     # Nobody agreed to see what a capture holds: pictures are kept only where the plan says so.
-    return _judged(setup, cell, observation, found, truth, None, setup.plan.scores.pictures or 0)
+    return _judged(setup, cell, observation, found, truth, None, residual, setup.plan.scores.pictures or 0)
 
 
 def _judged(
@@ -181,6 +184,7 @@ def _judged(
     found: Reconstruction,
     truth: Any,
     others: Tensor | None,
+    residual: float | None,
     kept: int,
 ) -> Finished:
     scores: dict[str, Any] | None = None
@@ -201,7 +205,7 @@ def _judged(
         cell=cell.described(),
         knowledge_used=tuple(sorted(found.knowledge_used)),
         scores=scores,
-        residual=running.residual(observation, found),
+        residual=residual,
         status=str(found.status),
         seed=cell.seed,
         versions=results.versions(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,11 +11,21 @@ from fedprism.attacks import ATTACKS, Attack, Disaggregation, Then
 from fedprism.attacks.structure import trace
 from fedprism.audit.entries import AttackEntry, DefenseEntry, ThreatEntry
 from fedprism.audit.materials import Materials
-from fedprism.audit.plan import Plan
+from fedprism.audit.plan import Plan, RecordedPart
 from fedprism.batchnorm import batchnorm_layers
 from fedprism.errors import FedprismError
 from fedprism.threats import THREATS, ThreatModel
 from fedprism.types import Knowledge, Observation, Round
+
+SEARCHES = ("gradient-matching", "dlg", "idlg", "mixing-l2", "mixing-angle", "mixing-orthogonal")
+"""Gradient matching with other settings than inverting-gradients has."""
+MIXING = ("mixup", "instahide")
+SAYABLE = frozenset({"model", *RecordedPart.model_fields})
+"""What a plan can say about captures that do not tell it."""
+NO_SUMS = (
+    "it takes apart sums of several rounds of one model, of which there are none: several grid.clients, several "
+    "federation.rounds, frozen and a window make some"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +34,14 @@ class Skipped:
 
     what: str
     why: str
+
+
+UNSEEN = Skipped(
+    what="what clients do before they send",
+    why="a recording on the server cannot show it: noise that clients add, as Flower's LocalDpMod does, looks like any "
+    "other update, and the epsilon that is claimed for it is not checked",
+)
+"""Said of every recording."""
 
 
 def pointless(
@@ -57,14 +75,44 @@ def _takes_sums_apart(attack: Attack) -> bool:
     return isinstance(attack.reduction if isinstance(attack, Then) else attack, Disaggregation)
 
 
-def default_threats(plan: Plan, skipped: list[Skipped]) -> tuple[ThreatEntry, ...]:
+def repeated(attack: Attack, name: str, threat: ThreatModel, threats: Sequence[ThreatModel]) -> Skipped | None:
+    """Whether the attack has the same to go on under another of these threat models, which knows less."""
+    for other in threats:
+        more = threat.grants - other.grants
+        related = threat.name.partition(" ")[0] == other.name and other.grants < threat.grants
+        if related and not more & (attack.needs | attack.uses):
+            known = " and ".join(sorted(more))
+            return Skipped(what=f"{name} under {threat.name}", why=f"it makes no use of knowing {known}")
+    return None
+
+
+def unnamed(plan: Plan) -> list[Skipped]:
+    """Attackers and attacks that a plan which names some leaves out."""
+    left: list[Skipped] = []
+    if plan.grid.threats is not None and plan.captures is None:
+        named = {entry.name for entry in plan.grid.threats}
+        left.append(Skipped(what=_listed(THREATS, named), why="the plan names other attackers"))
+    if plan.grid.attacks is not None:
+        named = {name for entry in plan.grid.attacks for name in entry.names}
+        left.append(Skipped(what=_listed(ATTACKS, named), why="the plan names other attacks"))
+    return [each for each in left if each.what]
+
+
+def _listed(table: Iterable[str], named: Collection[str]) -> str:
+    return ", ".join(name for name in table if name not in named)
+
+
+def default_threats(plan: Plan, probe: Observation, skipped: list[Skipped]) -> tuple[ThreatEntry, ...]:
     """Who is worth testing: the server, honest or not, someone on the line, and where there are sums whoever has them.
 
-    A defense is tested against someone who knows it as well.
+    A defense is tested against someone who knows it as well, and batch norm against a server that is sent its running
+    statistics along with the model, as most are.
     """
     chosen = [ThreatEntry(name=name) for name in ("honest_but_curious", "eavesdropper", "malicious_server")]
     if any(plan.grid.defenses):
         chosen.append(ThreatEntry(name="honest_but_curious", granting=("defense",)))
+    if _normalises(probe):
+        chosen.append(ThreatEntry(name="honest_but_curious", granting=("batchnorm_running",)))
     if max(plan.grid.clients) > 1:
         chosen += [ThreatEntry(name="secure_aggregation"), ThreatEntry(name="curious_client")]
     else:
@@ -81,20 +129,30 @@ def default_attacks(
     probe: Observation, plan: Plan, threats: Sequence[ThreatModel], skipped: list[Skipped]
 ) -> list[AttackEntry]:
     """What may work on this model: closed forms where the input feeds a dense layer, gradient matching elsewhere."""
-    dense, model = _dense_first(probe), probe.model
-    federation = plan.federation
-    sums = plan.captures is None and max(plan.grid.clients) > 1 and federation.rounds > 1
-    tampering = any(threat.tampers for threat in threats)
+    reasons = _why_not(probe, plan, tampering=any(threat.tampers for threat in threats))
+    for why in dict.fromkeys(filter(None, reasons.values())):
+        skipped.append(Skipped(what=", ".join(name for name, reason in reasons.items() if reason == why), why=why))
+    chosen = [AttackEntry(name=name) for name, why in reasons.items() if why is None]
+    if reasons["dense-inversion"] is None and reasons["disaggregation"] is None:
+        chosen.append(AttackEntry(name="disaggregation", then=AttackEntry(name="dense-inversion")))
+    return chosen
+
+
+def _why_not(probe: Observation, plan: Plan, *, tampering: bool) -> dict[str, str | None]:
+    """For every attack of the table why it is not chosen; None where it is."""
+    dense = _dense_first(probe)
     no_dense, no_tampering = "the input feeds no dense layer of this model", "nobody in this plan tampers"
-    reasons: dict[str, str | None] = dict.fromkeys(ATTACKS, "not tested unless the plan names them")
-    reasons["dense-inversion"] = reasons["cocktail-party"] = None if dense else no_dense
-    reasons["inverting-gradients"] = (
-        "closed forms apply to this model; a plan may name it all the same" if dense else None
-    )
-    reasons["bn-infer"] = (
-        None
-        if model is not None and batchnorm_layers(model) and not dense
-        else "no batch-norm layer of this model stands in the way"
+    closed = "closed forms apply to this model; a plan may name it all the same"
+    mixing = any(entry.name in MIXING for chain in plan.grid.defenses for entry in chain)
+    reasons: dict[str, str | None] = dict.fromkeys(ATTACKS, "not tested unless the plan names it")
+    reasons |= dict.fromkeys(("dense-inversion", "cocktail-party"), None if dense else no_dense)
+    reasons |= dict.fromkeys(SEARCHES, closed if dense else "inverting-gradients stands for it; a plan may name it")
+    reasons["inverting-gradients"] = closed if dense else None
+    normalised = _normalises(probe)
+    no_norm = "no batch-norm layer of this model stands in the way"
+    reasons["bn-infer"] = None if normalised else no_norm
+    reasons |= dict.fromkeys(
+        ("bn-exact", "bn-proxy"), "bn-infer stands for it; a plan may name it" if normalised else no_norm
     )
     reasons["imprint"] = (None if dense else no_dense) if tampering else no_tampering
     reasons["mkor"] = (
@@ -102,18 +160,44 @@ def default_attacks(
         if tampering
         else no_tampering
     )
-    reasons["disaggregation"] = (
-        None
-        if sums and federation.frozen and federation.window is not None
-        else "it takes apart sums of several rounds of several clients, which the plan lacks"
+    reasons["mkor-inconspicuous"] = "it is mkor in disguise; a plan may name it"
+    reasons["class-fishing"] = "it fishes for one class, which a plan has to name"
+    reasons["property-inference"] = "it asks for a property, which a plan has to name, and needs data.public"
+    reasons |= dict.fromkeys(
+        ("mixup-decoding", "instahide-decoding", "mixup-at-once"),
+        "it needs an attacker who is granted labels and mixing" if mixing else "no client of this plan mixes samples",
     )
-    for why in dict.fromkeys(filter(None, reasons.values())):
-        names = [name for name, reason in reasons.items() if reason == why and name in ATTACKS]
-        skipped += [Skipped(what=", ".join(names), why=why)] if names else []
-    chosen = [AttackEntry(name=name) for name, why in reasons.items() if why is None and name in ATTACKS]
-    if dense and reasons["disaggregation"] is None:
-        chosen.append(AttackEntry(name="disaggregation", then=AttackEntry(name="dense-inversion")))
-    return chosen
+    if probe.model is None or probe.knowledge.input_shape is None:  # a capture of which nobody can say what feeds what
+        reasons |= {name: why for name in ATTACKS if (why := lacking(ATTACKS[name](), probe)) is not None}
+    reasons["disaggregation"] = None if _has_sums(probe, plan) else NO_SUMS
+    return {name: reasons[name] for name in ATTACKS}
+
+
+def lacking(attack: Attack, capture: Observation) -> str | None:
+    """What an attack needs to know and a capture does not tell, and where that can be said; None where it tells all."""
+    missing = sorted(attack.needs - capture.granted())
+    if not missing:
+        return None
+    places = ["model.factory" if name == "model" else "captures.knowledge" for name in missing if name in SAYABLE]
+    hint = f"; the plan can say it in {' and '.join(dict.fromkeys(places))}" if len(places) == len(missing) else ""
+    return f"the capture does not tell {' and '.join(missing)}{hint}"
+
+
+def _has_sums(probe: Observation, plan: Plan) -> bool:
+    """Whether there are sums of several rounds, and something that says who took part in them."""
+    federation = plan.federation
+    if plan.captures is None:
+        several = max(plan.grid.clients) > 1 and federation.rounds > 1
+        return several and federation.frozen and federation.window is not None
+    known, rounds = probe.knowledge, probe.rounds
+    told = known.participation is not None or (known.windows is not None and known.counts is not None)
+    named = all(seen.participants is not None for seen in rounds)
+    return len(rounds) > 1 and any(seen.clients > 1 for seen in rounds) and (told or named)
+
+
+def _normalises(probe: Observation) -> bool:
+    """Whether batch norm stands between an update and what is fed to the model."""
+    return probe.model is not None and bool(batchnorm_layers(probe.model)) and not _dense_first(probe)
 
 
 def _dense_first(probe: Observation) -> bool:

@@ -42,6 +42,10 @@ def carry_out(
     if workers is not None and ray is not None:
         raise BadInput("expected --workers or --ray, found both; leave one out.")
     setup = prepare(path, data_dir=data_dir, allow_download=allow_download)
+    if ray is not None and setup.plan.limits.seconds is not None:
+        raise BadInput(
+            "expected --workers for a plan with limits.seconds, found --ray, which gives no cell up; leave one out."
+        )
     metrics = setup.plan.scores.metrics
     gates = [parse_gate(text, [*metrics, "columns"]) for text in fail_above]
     place = _place(device, elsewhere=ray not in (None, LOCAL) and not dry_run)

@@ -140,6 +140,11 @@ class AttackEntry(Entry):
         return then(attack, self.then.make())
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Rows of the table that it runs, one after the other."""
+        return (self.name, *(self.then.names if self.then is not None else ()))
+
+    @property
     def label(self) -> str:
         return self.name if self.then is None else f"{self.name} then {self.then.label}"
 

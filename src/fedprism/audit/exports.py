@@ -52,8 +52,10 @@ def table(rows: Sequence[Row], metrics: Sequence[str]) -> Table:
     caption = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in shared.items())
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, caption=caption or None)
     costed = any(row.accuracy is not None for row in rows)
+    blind = not names and any(row.residuals for row in rows)
     shown.add_column("configuration", overflow="fold")
-    for column in (*names, "answered", "labels", *(["accuracy"] if costed else []), "outcome"):
+    extra = [*(["residual"] if blind else []), *(["accuracy"] if costed else [])]
+    for column in (*names, "answered", "labels", *extra, "outcome"):
         shown.add_column(column, justify="right" if column in names else "left", overflow="fold", max_width=NARROW)
     for row in rows:
         shown.add_row(
@@ -61,6 +63,7 @@ def table(rows: Sequence[Row], metrics: Sequence[str]) -> Table:
             *(_figure(row.figure(name)) for name in names),
             _answered(row),
             _labels(row),
+            *([_number(_mean(row.residuals))] if blind else []),
             *([_accuracy(row)] if costed else []),
             _outcome(row),
         )
@@ -100,7 +103,7 @@ def markdown(
         figures = [_figure(row.figure(metric)) for metric in names]
         shown = " | ".join([*figures, _answered(row), _labels(row), _outcome(row)])
         lines.append(f"| {_cell(title(row.cell))} | {shown} |")
-    lines += [*_by_column(attacks), *_costs(rows)]
+    lines += [*_by_column(attacks), *_of_recordings(attacks), *_costs(rows)]
     if skipped:
         lines += ["", "## Not tested", "", *(f"- {_cell(each.what)}: {_cell(each.why)}" for each in skipped)]
     return "\n".join([*lines, ""])
@@ -216,6 +219,19 @@ def _by_column(rows: Sequence[Row]) -> list[str]:
     for row in tables:
         shares = " | ".join(f"{_mean(row.by_column.get(name, [])) or 0:.0%}" for name in names)
         lines.append(f"| {_cell(title(row.cell))} | {shares} |")
+    return lines
+
+
+def _of_recordings(rows: Sequence[Row]) -> list[str]:
+    """What attacks say of themselves where nothing can be compared."""
+    unknown = [row for row in rows if row.cell["kind"] == "capture" and not row.means and row.outcomes.get("done")]
+    if not unknown:
+        return []
+    lines = ["", "## Recordings without their truth", "", "| configuration | unexplained | what the attack says |"]
+    lines.append("|---|---|---|")
+    for row in unknown:
+        said = _cell("; ".join(row.statuses))
+        lines.append(f"| {_cell(title(row.cell))} | {_number(_mean(row.residuals))} | {said} |")
     return lines
 
 

@@ -16,7 +16,17 @@ from typing import Any, ClassVar
 
 import torch
 
-from fedprism.audit.choosing import Skipped, default_attacks, default_threats, pointless, probe_of
+from fedprism.audit.choosing import (
+    UNSEEN,
+    Skipped,
+    default_attacks,
+    default_threats,
+    lacking,
+    pointless,
+    probe_of,
+    repeated,
+    unnamed,
+)
 from fedprism.audit.entries import AttackEntry, DefenseEntry, ProtocolEntry, ThreatEntry, chains, made_chain
 from fedprism.audit.materials import Materials, Setup
 from fedprism.audit.plan import Plan
@@ -136,25 +146,33 @@ def lay_out(setup: Setup) -> Grid:
         cells, skipped = _simulated(plan, materials)
     unique = tuple({cell.id: cell for cell in cells}.values())
     if not unique:
-        reasons = "; ".join(f"{each.what}: {each.why}" for each in skipped[:3])
-        raise BadPlan(f"expected at least one cell in the plan's grid, found none ({reasons}); add attacks or threats.")
+        told = [f"{each.what}: {each.why}" for each in skipped if each is not UNSEEN]
+        raise BadPlan(
+            f"expected at least one cell in the plan's grid, found none ({'; '.join(told[:3])}); say what is missing, "
+            "or name other attacks or threats."
+        )
     return Grid(cells=unique, skipped=tuple(dict.fromkeys(skipped)))
 
 
 def _simulated(plan: Plan, materials: Materials) -> tuple[list[Cell], list[Skipped]]:
-    grid, skipped = plan.grid, list[Skipped]()
+    grid, skipped = plan.grid, unnamed(plan)
     defenses = [chain for entries in grid.defenses for chain in chains(entries)]
     protocols = [each for entry in grid.protocols for each in entry.expanded()]
-    threats = grid.threats or default_threats(plan, skipped)
+    probe = probe_of(materials)
+    threats = grid.threats or default_threats(plan, probe, skipped)
+    attackers = {entry: entry.make() for entry in threats}
     if grid.attacks is None:
-        attacks = default_attacks(probe_of(materials), plan, [entry.make() for entry in threats], skipped)
+        attacks = default_attacks(probe, plan, list(attackers.values()), skipped)
     else:
         attacks = [each for entry in grid.attacks for each in entry.expanded()]
     made = {attack.model_dump_json(): attack.make() for attack in attacks}
     cells: list[Cell] = []
     settings = itertools.product(grid.clients, grid.batch_sizes, protocols, grid.losses, defenses, threats, attacks)
     for clients, batch_size, protocol, loss, defense, threat, attack in settings:
-        reason = pointless(made[attack.model_dump_json()], attack.label, threat.make(), clients, defense)
+        method, attacker = made[attack.model_dump_json()], attackers[threat]
+        reason = pointless(method, attack.label, attacker, clients, defense)
+        if reason is None and grid.threats is None:
+            reason = repeated(method, attack.label, attacker, list(attackers.values()))
         if reason is not None:
             skipped.append(reason)
             continue
@@ -180,7 +198,7 @@ def _captures(setup: Setup) -> tuple[list[Cell], list[Skipped]]:
     plan = setup.plan
     assert plan.captures is not None
     cells: list[Cell] = []
-    skipped: list[Skipped] = []
+    skipped = [*unnamed(plan), UNSEEN]
     for number, folder in enumerate(plan.captures.folders, 1):
         observation = setup.observation(folder)
         name = (setup.base / folder).resolve().name
@@ -189,9 +207,8 @@ def _captures(setup: Setup) -> tuple[list[Cell], list[Skipped]]:
         else:
             attacks = [each for entry in plan.grid.attacks for each in entry.expanded()]
         for attack in attacks:
-            missing = sorted(attack.make().needs - observation.granted())
-            if missing:
-                why = f"the capture does not tell {' and '.join(missing)}"
+            why = lacking(attack.make(), observation)
+            if why is not None:
                 skipped.append(Skipped(what=f"{attack.label} on {number}: {name}", why=why))
                 continue
             cells += [CaptureCell(number=number, name=name, attack=attack, seed=seed) for seed in plan.grid.seeds]

@@ -7,7 +7,7 @@ import inspect
 import os
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -105,12 +105,15 @@ class Setup:
         return {**self.materials().fingerprint(), **({"captures": _files_digest(files)} if files else {})}
 
     def observation(self, folder: str) -> Observation:
-        """A capture of the plan; a factory stands in for the model that it does not name."""
+        """A capture of the plan, which may name a model and what else is known where the capture does not."""
         from fedprism import io
 
-        part = self.plan.model
+        part, captures = self.plan.model, self.plan.captures
         model = self.materials().network(0) if part is not None else None
-        return io.load(self.base / folder, model=model)
+        found = io.load(self.base / folder, model=model)
+        given = captures.knowledge.model_dump(exclude_none=True) if captures is not None else {}
+        lacking = {name: value for name, value in given.items() if name not in found.knowledge.granted()}
+        return replace(found, knowledge=replace(found.knowledge, **lacking)) if lacking else found
 
 
 @dataclass(frozen=True, eq=False)

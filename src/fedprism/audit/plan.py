@@ -15,17 +15,15 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
-from pydantic.fields import FieldInfo
 
 from fedprism.audit.entries import AttackEntry, ChainEntry, ProtocolEntry, Settings, Strict, ThreatEntry, Word
+from fedprism.audit.sentences import sentence
 from fedprism.checks import row, shown
 from fedprism.errors import BadPlan, FedprismError
-from fedprism.naming import nearest
 
 MOST_PLAN_BYTES = 2**20
 MOST_ENTRIES = 1000
@@ -68,13 +66,19 @@ def _table(name: str) -> dict[str, Any]:
         from fedprism.metrics import METRICS
 
         return dict(METRICS)
+    if name == "models":
+        from fedprism.models import MODELS
+
+        return dict(MODELS)
     from fedprism.losses import LOSSES
 
     return dict(LOSSES)
 
 
 class ModelPart(Strict):
-    name: Word | None = Field(default=None, description="a model of `fedprism list models`")
+    name: Annotated[Word, _checked_in("models", "model")] | None = Field(
+        default=None, description="a model of `fedprism list models`"
+    )
     factory: Annotated[str, Field(pattern=r"^[\w.]+:\w+$", max_length=200)] | None = Field(
         default=None, description="pkg.module:function, your code that returns the model; auditing imports it"
     )
@@ -90,13 +94,6 @@ class ModelPart(Strict):
             raise ValueError("either name or factory, found both or none")
         if self.factory is not None and self.kwargs:
             raise ValueError("kwargs for a named model, found them beside factory")
-        if self.name is not None:
-            from fedprism.models import MODELS
-
-            try:
-                row(MODELS, self.name, "model")
-            except FedprismError as error:
-                raise ValueError(str(error)) from error
         return self
 
 
@@ -130,11 +127,36 @@ class DataPart(Strict):
         return self
 
 
+class RecordedPart(Strict):
+    """What is known beside recorded updates. What a capture tells itself is taken from there."""
+
+    input_shape: Annotated[tuple[Count, ...], Field(min_length=1, max_length=8)] | None = Field(
+        default=None, description="the shape of one sample, as the model is fed it"
+    )
+    bounds: tuple[Finite, Finite] | None = Field(default=None, description="the range of pixels")
+    normalization: tuple[tuple[Finite, ...], tuple[Positive, ...]] | None = Field(
+        default=None, description="mean and std of each channel, by which pixels become inputs"
+    )
+    loss: Annotated[Word, _checked_in("losses", "loss")] | None = Field(
+        default=None, description="what clients minimised"
+    )
+    batch_size: Count | None = Field(default=None, description="samples behind each update")
+    local_lr: Positive | None = Field(default=None, description="the step size of local training")
+    local_epochs: Count | None = Field(default=None, description="passes over the data between two updates")
+    local_batch_size: Count | None = Field(default=None, description="samples a local step")
+    local_momentum: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+        default=None, description="the momentum of local training"
+    )
+
+
 class CapturesPart(Strict):
     folders: Annotated[tuple[Path_, ...], Field(min_length=1, max_length=MOST_ENTRIES), AfterValidator(_different)] = (
         Field(description="folders with captures, as the recorder writes them")
     )
     truths: tuple[Path_, ...] = Field(default=(), description="a truth folder for each capture, to score against")
+    knowledge: RecordedPart = Field(
+        default=RecordedPart(), description="what is known beside the updates, where captures do not tell it"
+    )
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -211,7 +233,7 @@ class UtilityPart(Strict):
 
 class LimitsPart(Strict):
     seconds: Annotated[float, Field(gt=0, le=1e7)] | None = Field(
-        default=None, description="after which a cell is given up; needs --workers"
+        default=None, description="after which a cell is given up; not with --ray"
     )
 
 
@@ -282,49 +304,4 @@ def checked_plan(document: dict[str, Any]) -> Plan:
             f"expected numbers, words, lists and tables in a plan, found something else ({error}); remove it."
         ) from error
     except ValidationError as error:
-        raise BadPlan(_sentence(error)) from error
-
-
-def _sentence(error: ValidationError) -> str:
-    """The first problem, in one sentence: the key, what it means, what was found, and the nearest valid word."""
-    first = error.errors(include_url=False, include_context=False)[0]
-    keys = first["loc"]
-    place = "".join(c if c.isprintable() else "?" for c in ".".join(map(str, keys)))[:100] or "the top level"
-    problem = " ".join(first["msg"].split()).removeprefix("Value error, ")[:400].rstrip(".")
-    field, section = _described(keys)
-    if first["type"] == "extra_forbidden":
-        where = f"[{place.rpartition('.')[0]}]" if len(keys) > 1 else "a plan"
-        return f"expected a key of {where}, found {shown(str(keys[-1]))}; {nearest(str(keys[-1]), section)}"
-    meaning = f" ({field.description})" if field is not None and field.description else ""
-    if first["type"] == "missing":
-        return f"expected '{place}'{meaning} in the plan, found nothing; add it."
-    if problem.startswith("expected "):  # already a sentence: what was expected, what was found, what to do
-        return f"at '{place}' of the plan, {problem}{'' if problem.endswith('?') else '.'}"
-    if first["type"] == "value_error":
-        return f"expected at '{place}'{meaning} of the plan {problem}; correct it."
-    return (
-        f"expected '{place}'{meaning} of the plan to be right, found {shown(first['input'])} ({problem}); correct it."
-    )
-
-
-def _described(keys: Sequence[Any]) -> tuple[FieldInfo | None, list[str]]:
-    """The field that keys lead to, as far as they lead to one, and the names beside the last key."""
-    section: Any = Plan
-    field: FieldInfo | None = None
-    names = list(Plan.model_fields)
-    for key in keys:
-        fields = getattr(section, "model_fields", {})
-        if key not in fields:
-            continue
-        names = list(fields)
-        field = fields[key]
-        section = _section(field)
-        names = list(section.model_fields) if section is not None else names
-    return field, names
-
-
-def _section(field: FieldInfo) -> Any:
-    """The part of the plan that a field holds, if it is one."""
-    kinds = [ModelPart, DataPart, CapturesPart, FederationPart, GridPart, ScoresPart, UtilityPart, LimitsPart]
-    text = repr(field.annotation)
-    return next((kind for kind in kinds if kind.__name__ in text), ThreatEntry if "ThreatEntry" in text else None)
+        raise BadPlan(sentence(error, Plan)) from error

@@ -32,6 +32,8 @@ title = "{title}"
 # [captures]
 # folders = ["capture-1", "capture-2"]
 # truths = ["truth-1", "truth-2"]  # where they are known: adds scores
+# knowledge = {{ input_shape = [3, 32, 32], loss = "cross_entropy" }}   # what captures do not tell; also batch_size,
+#                                # bounds, normalization, local_lr, local_epochs, local_batch_size, local_momentum
 
 [federation]
 # rounds = 1
@@ -49,6 +51,7 @@ batch_sizes = [1, 8]             # samples a client trains on
 defenses = [                     # `fedprism list defenses`; several values are several cells, a list is a chain
   "none",
   {{ name = "prune", ratio = [0.9, 0.99] }},
+  {{ name = "dp-sgd", noise = 1.0 }},
   [{{ name = "clip", norm = 1.0 }}, {{ name = "gaussian-noise", std = 0.01 }}],
 ]
 threats = [                      # `fedprism list threats`; left out: those that matter for this plan
@@ -63,18 +66,18 @@ seeds = [0, 1]                   # each draws data, weights and noise anew; more
 # tolerance = 0.05               # of its range: by how much a number of a table may be off
 # pictures = 8                   # samples a cell keeps beside what came back; 0 keeps none, the default for captures
 
-# [utility]                      # what defenses cost: accuracy, time a step, epsilon
-# epochs = 10
+[utility]                        # what defenses cost: accuracy, time a step, epsilon; without this part: not measured
+epochs = 5                       # passes over the data; by default 10
 # batch_size = 64
 # clients = 1
 # lr = 0.05
-# seeds = [0, 1, 2]
+seeds = [0, 1]                   # one training each; by default 0, 1 and 2
 # test = 0.25                    # the share of the data held back
 # delta = 1e-5                   # at which epsilon is stated
 # timed_steps = 21               # steps timed with and without the defense; 0 for none
 
 [limits]
-# seconds = 600                  # after which a cell is given up
+# seconds = 600                  # after which a cell is given up; not with --ray
 """
 
 _CHOSEN = """\

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fedprism.checks import shown
+from fedprism.errors import BadInput
 from fedprism.types import Batch, LossFn, Update
 
 
@@ -126,5 +128,9 @@ def chain(*defenses: Defense) -> Defense:
     """The defenses applied in this order, itself a defense; `chain()` is the identity. Nested chains are flattened."""
     flat: list[Defense] = []
     for defense in defenses:
+        if not isinstance(defense, Defense):
+            raise BadInput(
+                f"expected defenses, one after the other, found {shown(defense)}; give objects such as Prune(0.9)."
+            )
         flat.extend(defense.defenses if isinstance(defense, Chain) else (defense,))
     return flat[0] if len(flat) == 1 else Chain(tuple(flat))

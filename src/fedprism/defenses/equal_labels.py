@@ -4,7 +4,8 @@ Eloul et al., "Enhancing Privacy against Inversion Attacks in Federated Learning
 Mixing Gradients Strategies", 2022 (drawing identical labels).
 
 Differs from the paper in: the classes take turns, so that every class a client holds is trained on, and clients start
-at different classes.
+at different classes. After each full turn the order changes: a client who takes part in every second round only would
+otherwise never come to half of its classes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor
 from fedprism.checks import whole
 from fedprism.defenses.base import Context, Defense
 from fedprism.errors import BadInput
+from fedprism.randomness import generator
 from fedprism.types import Batch, is_soft
 
 MOST_SAMPLES = 2**31 - 1
@@ -28,10 +30,10 @@ MOST_SAMPLES = 2**31 - 1
 class EqualLabels(Defense):
     """Each round a client trains on `size` samples of one class, or on all that it has of that class.
 
-    In round r, client number k takes the (k + r)-th of the classes that it holds, and starts over after the last one:
-    clients that hold the same classes cover all of them, each round a part, and every client does so by itself in as
-    many rounds as it holds classes. The class is no secret: the bias of the last layer tells it anyway. Where neither
-    client nor round is known, the class is drawn at random.
+    In round r, client number k takes the (k + r)-th of the classes that it holds, and starts over after the last one,
+    in another order: clients that hold the same classes cover all of them, each round a part, and every client does so
+    by itself in as many rounds as it holds classes. The class is no secret: the bias of the last layer tells it anyway.
+    Where the round is not known, the class is drawn at random.
 
     A batch of a single sample is read off exactly, whatever its label; with `size`, a class of fewer samples is refused
     instead of forming a smaller batch. Under federated averaging all local steps of a round see the one class.
@@ -67,10 +69,13 @@ class EqualLabels(Defense):
 
 
 def _turn(context: Context, classes: int, rng: torch.Generator) -> int:
-    """Which of a client's classes is next."""
-    if context.client is None and context.round is None:
+    """Which of a client's classes is next. The first time through they come as they are numbered."""
+    if context.round is None:
         return int(torch.randint(classes, (), generator=rng))
-    return (_number(context.client or "") + (context.round or 0)) % classes
+    place, times = (_number(context.client or "") + context.round) % classes, context.round // classes
+    if times == 0:
+        return place
+    return int(torch.randperm(classes, generator=generator(times, "order of classes", classes))[place])
 
 
 def _number(client: str) -> int:

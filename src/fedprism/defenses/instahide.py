@@ -76,6 +76,11 @@ class InstaHide(MixUp):
         mixing = self.mixing(len(pool), rng, own)
         inputs, labelled = pool.inputs, mixing
         if self.cross is not None:
+            if self.cross.inputs.shape[1:] != inputs.shape[1:]:
+                raise BadInput(
+                    f"expected InstaHide's public samples of shape {tuple(inputs.shape[1:])}, as the client's, found "
+                    f"{tuple(self.cross.inputs.shape[1:])}; bring them to that shape."
+                )
             inputs = torch.cat([inputs, self.cross.inputs.to(inputs)])
             labelled = Mixing(mixing.partners[:, :PRIVATE_MIXED], mixing.coefficients[:, :PRIVATE_MIXED])
         mixed = mixing.of(inputs)

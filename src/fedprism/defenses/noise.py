@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from fedprism.checks import shown
 from fedprism.defenses.base import Chain, Context, Defense
 from fedprism.errors import BadInput
 from fedprism.types import Update
@@ -20,9 +21,11 @@ class _AdditiveNoise(Defense):
     std: float
 
     def __post_init__(self) -> None:
-        if not 0 <= self.std < float("inf"):
+        number = isinstance(self.std, int | float) and not isinstance(self.std, bool)
+        if not (number and 0 <= self.std < float("inf")):
             raise BadInput(
-                f"expected {type(self).__name__}'s std to be a number of at least 0, found {self.std}; 0.01 is common."
+                f"expected {type(self).__name__}'s std to be a number of at least 0, found {shown(self.std)}; "
+                "0.01 is common."
             )
 
     def unit_noise(self, size: torch.Size, rng: torch.Generator) -> torch.Tensor:

@@ -35,10 +35,15 @@ class _Rounding(Defense):
             for name, tensor in update.items()
         }
 
+    @property
+    def by_chance(self) -> bool:
+        return False
+
     def deterministic(self, observed: Update | None = None) -> Defense:
         # Rounding is flat almost everywhere: an attacker who repeats it has no gradient to follow. What was sent lies
-        # within a step of the unrounded update, so that is what its forward model had better predict.
-        return Chain()
+        # within a step of the unrounded update, so that is what its forward model had better predict. Who wants to know
+        # what it sent itself has nothing to follow, and rounds.
+        return self if observed is None and not self.by_chance else Chain()
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,10 @@ class Quantize(_Rounding):
             raise BadInput(
                 f"expected Quantize's stochastic to be True or False, found {self.stochastic!r}; use one of these."
             )
+
+    @property
+    def by_chance(self) -> bool:
+        return self.stochastic
 
     def rounded(self, tensor: Tensor, rng: torch.Generator) -> Tensor:
         if self.bits == 32:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedprism.inspection.base import Finding, Layer, Severity, layers, parts, spread_entries, unit_rows
+from fedprism.inspection.base import Finding, Layer, Severity, dense_widths, layers, parts, spread_entries, unit_rows
 from fedprism.types import Update
 
 FEWEST_ROWS = 8
@@ -34,10 +34,10 @@ OPPOSITE_KERNELS = 0.95
 """Trained kernels of the first layers come in nearly opposite pairs by themselves, at cosines down to -0.85."""
 GAP = 0.25
 """A pair is closer to each other than to any other row by this much of a cosine."""
-ONE_DIRECTION = 0.75
+ONE_DIRECTION = 0.85
+"""Weights drawn between 0 and a number have a share of 0.75."""
 ONE_DIRECTION_OF_FEW = 0.99
-"""For layers of fewer than MANY_ROWS: narrow networks of sigmoids that do not learn drift in one direction. And for
-last layers: classes of which there are no samples are all pushed the same way."""
+"""For layers of fewer than MANY_ROWS: narrow networks of sigmoids that do not learn drift in one direction."""
 MANY_ROWS = 32
 SORTING = 1.0
 """Standard deviation of the biases, in lengths of a row; about 0.02 in trained layers, 0.1 where training diverged."""
@@ -55,14 +55,14 @@ class _Partners(NamedTuple):
 
 def aligned_rows(params: Update) -> list[Finding]:
     """Layers in which rows are copies of each other, come in opposite pairs, or all have one direction."""
-    consumed = {tensor.shape[1] for tensor in params.values() if tensor.dim() >= 2}
+    widths = dense_widths(params)
     found = []
     for layer in layers(params):
         if len(layer.rows) < FEWEST_ROWS:
             continue
         directions = _directions(layer.rows[:MOST_ROWS])
         if len(directions) >= FEWEST_ROWS:
-            found += _judged(layer, directions, last=len(layer.rows) not in consumed)
+            found += _judged(layer, directions, last=layer.is_last(widths))
     return found
 
 
@@ -95,18 +95,19 @@ class _Fold:
 
 
 def _judged(layer: Layer, units: Tensor, *, last: bool) -> list[Finding]:
+    """In a last layer copies are no evidence: classes of which there are no samples are all pushed the same way."""
     partners = _partners(units)
-    copies = int((partners.best.abs() >= COPIES).sum())
+    copies = int(((partners.best.abs() >= COPIES) & ~_of_signs(units)).sum())
     pairs = _opposite_pairs(partners, OPPOSITE_KERNELS if layer.convolution else OPPOSITE)
     direction = _direction(units)
     share = float((units @ direction).square().mean())
-    most = ONE_DIRECTION if len(units) >= MANY_ROWS and not last else ONE_DIRECTION_OF_FEW
+    most = ONE_DIRECTION if len(units) >= MANY_ROWS else ONE_DIRECTION_OF_FEW
     evidence = {"rows": len(layer.rows), "copies": copies, "opposite_pairs": pairs, "share_of_one_direction": share}
-    if not layer.convolution and share >= most:
+    if not layer.convolution and share >= most and not last:
         sentence = f"{share:.0%} of {len(units)} rows' energy lies in one direction, as in an imprint layer"
     elif pairs >= FEWEST_PAIRS:
         sentence = f"{pairs} pairs of rows are opposite to each other and to no other row"
-    elif copies >= 2 * FEWEST_PAIRS:
+    elif copies >= 2 * FEWEST_PAIRS and not last:
         sentence = f"{copies} of {len(units)} rows are copies of another row, up to sign and length"
     elif (thresholds := _thresholds(layer, units, direction)) >= SORTING:
         sentence = (
@@ -123,6 +124,11 @@ def _judged(layer: Layer, units: Tensor, *, last: bool) -> list[Finding]:
             check="aligned-rows", severity=Severity.SERIOUS, tensor=layer.name, sentence=sentence, evidence=evidence
         )
     ]
+
+
+def _of_signs(units: Tensor) -> Tensor:
+    """(rows,) whether a row's entries are all of one size: one step of Adam from zero makes such, and some agree."""
+    return spread_entries(units) > 0.999 * units.shape[1]
 
 
 def _partners(units: Tensor) -> _Partners:

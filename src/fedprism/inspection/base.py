@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -72,15 +72,26 @@ class Layer(NamedTuple):
     bias: Tensor | None
     """(outputs,), where the layer has one."""
 
+    def is_last(self, widths: Set[int]) -> bool:
+        """Whether no dense layer takes as many inputs as this one has outputs: then these are the classes."""
+        return not self.convolution and len(self.rows) not in widths
+
+
+def dense_widths(params: Update) -> frozenset[int]:
+    """How many inputs the dense layers take. A convolution that takes 3 takes the image, and no three classes."""
+    return frozenset(tensor.shape[1] for tensor in params.values() if tensor.dim() == 2)
+
 
 def layers(params: Update) -> Iterator[Layer]:
     """The layers of a model, one after the other: of a file that is read lazily, one is in memory at a time.
 
     Signed whole numbers are taken as they are, because a scale changes no direction. Layers with values that are not
-    finite are left to the check of these.
+    finite are left to the check of these. Masks are no layers, and what torch's pruning keeps apart is one layer.
     """
-    for name, tensor in params.items():
+    for name, tensor in _as_used(params):
         if tensor.dim() < 2 or not (tensor.dtype.is_floating_point or tensor.dtype == torch.int8) or not tensor.numel():
+            continue
+        if is_mask(name, tensor):
             continue
         rows = tensor.detach().flatten(1).float()
         if not all(bool(torch.isfinite(part).all()) for part in parts(rows)):
@@ -95,6 +106,26 @@ def layers(params: Update) -> Iterator[Layer]:
             bias_name=bias_name,
             bias=bias.detach().float() if bias is not None and fits and bool(torch.isfinite(bias).all()) else None,
         )
+
+
+def _as_used(params: Update) -> Iterator[tuple[str, Tensor]]:
+    """Tensors as the model uses them: torch's pruning stores a weight as `weight_orig` beside `weight_mask`."""
+    for name, tensor in params.items():
+        stem = name.removesuffix("_orig").removesuffix("_mask")
+        original, mask = params.get(f"{stem}_orig"), params.get(f"{stem}_mask")
+        if stem == name or original is None or mask is None or original.shape != mask.shape:
+            yield name, tensor
+        elif name.endswith("_orig"):
+            yield stem, original.detach().float() * mask.float()
+
+
+def is_mask(name: str, tensor: Tensor) -> bool:
+    """Whether it says which entries count, of attention for example: zeros and ones, or zeros and minus infinity."""
+    if name.endswith("weight") or tensor.dim() < 2:
+        return False
+    marks = torch.tensor([0.0, 1.0, -torch.inf], device=tensor.device)
+    column = tensor.detach().reshape(-1, 1)
+    return all(bool(torch.isin(part.float(), marks).all()) for part in parts(column))
 
 
 def parts(rows: Tensor) -> Iterator[Tensor]:

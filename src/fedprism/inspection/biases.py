@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedprism.inspection.base import Finding, Layer, Severity, layers
+from fedprism.inspection.base import Finding, Layer, Severity, dense_widths, layers
 from fedprism.types import Update
 
 EXTREME = 50.0
@@ -19,13 +19,13 @@ def extreme_biases(params: Update) -> list[Finding]:
 
     Inside a network one low bias is a unit that died; at its end it is a class that was switched off.
     """
-    consumed = {tensor.shape[1] for tensor in params.values() if tensor.dim() >= 2}
+    widths = dense_widths(params)
     found = []
     for layer in layers(params):
-        if layer.bias is None:
+        if layer.bias is None or len(layer.bias) == 1:  # one output rules nothing out, and may be a price
             continue
         chosen = layer.bias.abs() > EXTREME
-        if not layer.convolution and len(layer.rows) not in consumed:
+        if layer.is_last(widths):
             chosen |= _outlying(layer.bias)
         if bool(chosen.any()):
             found.append(_finding(layer, layer.bias, chosen))

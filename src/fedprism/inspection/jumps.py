@@ -19,6 +19,8 @@ STEADY = 0.9
 MOST_TURNED = 0.7
 """One long row that was kept can hide in a layer's cosine that all others were replaced."""
 WITHERED = 0.3
+EMPTIED = 1e-3
+"""What is left of a row's length when it was emptied; decay within a round leaves more."""
 FEWEST_VALUES = 64
 FEWEST_ROWS = 2
 
@@ -56,7 +58,10 @@ def _turned(name: str, new: Tensor, old: Tensor) -> list[Finding]:
     away = there & (cosines < TURNED)
     turned, working = int(away.sum()), int((away & _working(lengths) & _working(old_lengths)).sum())
     evidence = {"cosine": whole, "median_row": median, "turned_rows": turned, "rows": len(new)}
-    if whole < TURNED:
+    gone = int(((old_lengths > 0) & (lengths <= EMPTIED * old_lengths)).sum())
+    if _all_but_few(gone, len(new)):
+        sentence = f"{gone} of {len(new)} rows were emptied"
+    elif whole < TURNED:
         sentence = f"it has turned away from what it was (cosine {whole:.2f})"
     elif turned > MOST_TURNED * len(new):
         sentence = f"{turned} of {len(new)} rows were replaced"
@@ -65,6 +70,11 @@ def _turned(name: str, new: Tensor, old: Tensor) -> list[Finding]:
     else:
         return []
     return [Finding(check="jumps", severity=Severity.SERIOUS, tensor=name, sentence=sentence, evidence=evidence)]
+
+
+def _all_but_few(gone: int, rows: int) -> bool:
+    """Class fishing leaves one row; pruning of whole units, in one round, leaves more than a quarter."""
+    return rows > 1 and rows - max(1, rows // 4) <= gone < rows
 
 
 def _working(lengths: Tensor) -> Tensor:

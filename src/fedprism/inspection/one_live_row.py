@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedprism.inspection.base import Finding, Layer, Severity, layers, parts, unit_rows
+from fedprism.inspection.base import Finding, Layer, Severity, dense_widths, layers, parts, unit_rows
 from fedprism.types import Update
 
 DAMPED = 0.2
@@ -26,8 +26,14 @@ LONGER = 1.7
 SMALL_GAP = 0.7
 """One row this much longer than any other whose bias is below the others': each is rare, both together are made."""
 ALONE = 8.0
-"""Where one row is this much longer than any other, biases need not be looked at: no layer is pruned to one unit."""
-FEWEST_ROWS = 4
+"""Where one row of a last layer is this much longer than any other, its bias need only not be the highest."""
+EMPTY = 1e3
+"""Where it is this much longer, its bias may be anything, if the row has not been pruned itself."""
+LEAST_KEPT = 0.1
+FEWEST_ROWS, FEWEST_ENTRIES = 2, 8
+"""Below these, lengths differ by chance."""
+SOME_ROWS = 4
+"""Fewer rows than this have to be silent, not only shorter."""
 MANY_ROWS = 100
 FAR = 4.0
 """The longest row is beyond the next one by this many times what that one is beyond the median."""
@@ -35,11 +41,12 @@ FAR = 4.0
 
 def one_live_row(params: Update) -> list[Finding]:
     """Dense layers in which most rows are silent, with biases above the live ones', or one row drowns all others."""
-    consumed = {tensor.shape[1] for tensor in params.values() if tensor.dim() >= 2}
+    widths = dense_widths(params)
     found = []
     for layer in layers(params):
-        if not layer.convolution and layer.bias is not None and len(layer.rows) >= FEWEST_ROWS:
-            found += _fishing(layer, layer.bias, last=len(layer.rows) not in consumed)
+        enough = len(layer.rows) >= FEWEST_ROWS and layer.rows.shape[1] >= FEWEST_ENTRIES
+        if not layer.convolution and layer.bias is not None and enough:
+            found += _fishing(layer, layer.bias, last=layer.is_last(widths))
     return found
 
 
@@ -51,8 +58,12 @@ def _fishing(layer: Layer, bias: Tensor, *, last: bool) -> list[Finding]:
     live, times = lengths > DAMPED * longest, longest / max(second, 1e-30)
     few = int(live.sum()) <= max(1, MOST_LIVE * len(lengths)) and _gap(bias, live) >= BIAS_GAP
     first = lengths == longest
-    apart = last and _apart(lengths, bias)
-    if not few and times < ALONE and (times < LONGER or (_gap(bias, first) < SMALL_GAP and not apart)):
+    everywhere = bool(bias.argmax() == lengths.argmax())
+    kept = int(layer.rows[lengths.argmax()].count_nonzero()) >= LEAST_KEPT * layer.rows.shape[1]
+    alone = last and kept and times >= (EMPTY if everywhere else ALONE)
+    longer = len(lengths) >= SOME_ROWS and times >= LONGER
+    apart = last and not everywhere and _apart(lengths)
+    if not few and not alone and not (longer and (_gap(bias, first) >= SMALL_GAP or apart)):
         return []
     answering = live if few else first
     gap, silent, target = _gap(bias, answering), int((~answering).sum()), int(lengths.argmax())
@@ -76,12 +87,10 @@ def _fishing(layer: Layer, bias: Tensor, *, last: bool) -> list[Finding]:
     ]
 
 
-def _apart(lengths: Tensor, bias: Tensor) -> bool:
-    """Whether, of many rows, one is far longer than all others, which does not come from its class being everywhere."""
+def _apart(lengths: Tensor) -> bool:
+    """Whether, of many rows, one is far longer than all others."""
     (longest, second), middle = lengths.topk(2).values, lengths.median()
-    far = longest - second >= FAR * (second - middle)
-    everywhere = bias.argmax() == lengths.argmax()
-    return len(lengths) >= MANY_ROWS and bool(far & ~everywhere)
+    return len(lengths) >= MANY_ROWS and bool(longest - second >= FAR * (second - middle))
 
 
 def _gap(bias: Tensor, live: Tensor) -> float:

@@ -30,6 +30,10 @@ NEGLIGIBLE = 1e-3
 """Lines whose largest entry is below this share of the layer's largest are dead, by decay, and copy nothing."""
 BACKGROUND = 20
 """Entries that a line must have before a gap between them means something; pruning leaves fewer."""
+MANY_SMALL = 0.2
+"""Share of the other lines' entries that are as small as the noise where all were shrunk; under L1 mostly 0.3."""
+SAMPLE = 256
+"""Lines of either kind that are looked at for that."""
 PRUNED = 0.1
 """With more zeros than this in all other lines, a layer is pruned, and zeros are no evidence."""
 
@@ -70,6 +74,8 @@ def _judged(layer: Layer, what: str, lines: Tensor, gap: float) -> list[Finding]
     above, below = seen.largest[:, :-1], seen.largest[:, 1:]
     gaps = torch.where(below > 0, above / below.clamp(min=1e-38), 0).amax(1)
     noisy = _in_different_places(live & (seen.entries >= BACKGROUND) & (gaps >= gap), seen.place)
+    if _shrunk(lines, noisy):
+        noisy = torch.zeros_like(noisy)
     exact = live & (seen.entries <= FEW)
     if _is_pruned(seen.entries[~exact], lines.shape[1]) and not _selects(exact, seen):
         exact = torch.zeros_like(exact)
@@ -99,6 +105,19 @@ def _in_different_places(noisy: Tensor, places: Tensor) -> Tensor:
     """None of them where most share a place: one unit grew too large there, as when training diverges."""
     distinct = len(set(places[noisy].tolist()))
     return noisy if 2 * distinct >= int(noisy.sum()) else torch.zeros_like(noisy)
+
+
+def _shrunk(lines: Tensor, noisy: Tensor) -> bool:
+    """Whether entries were drawn to zero all over the layer, as an L1 penalty does: then few are left by themselves.
+
+    Of the other lines' entries, far more are as small as what is behind the gaps than of any smooth distribution.
+    """
+    ours, others = lines[noisy][:SAMPLE].abs(), lines[~noisy][:SAMPLE].abs()
+    if not len(ours) or not bool(others.any()):
+        return False
+    level, others = ours.median(1).values.median(), others[others.amax(1) > 0]
+    small = (others <= level).float().mean()
+    return bool((small > MANY_SMALL) & (small > 3 * level / others.square().mean().sqrt()))
 
 
 def _is_pruned(entries: Tensor, length: int) -> bool:

@@ -29,13 +29,18 @@ class _Strict(BaseModel):
 
 
 class CentralNoise(_Strict):
-    """Central differential privacy as the server is set up for it: noise of multiplier * norm / clients on the mean."""
+    """Central differential privacy as the server is set up for it: noise of multiplier * norm / clients on the mean.
+
+    Or of multiplier * norm / sqrt(clients) on each update, before a plain mean: on the mean it is the same if as many
+    reply.
+    """
 
     clipped_by: Literal["server", "client"]
     clipping_norm: Amount
     noise_multiplier: Amount
     clients: Size
     """How many the noise is scaled for."""
+    added_to: Literal["mean", "updates"] = "mean"
 
 
 class Leakage(_Strict):

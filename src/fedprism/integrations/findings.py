@@ -7,6 +7,7 @@ read.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -248,6 +249,10 @@ def effective_multiplier(seen: RoundFacts) -> float | None:
     """The noise multiplier that the round's noise amounts to, for the clients that replied and their weights."""
     if seen.noise is None or not seen.replied:
         return None
+    if (
+        seen.noise.added_to == "updates"
+    ):  # a plain mean of noises multiplier * norm / sqrt(clients) against norm / replies
+        return seen.noise.noise_multiplier * math.sqrt(len(seen.replied) / seen.noise.clients)
     weights = [float(seen.examples[name]) for name in seen.replied if name in seen.examples]
     # Without stated weights the mean is taken to be a plain one.
     share = max(weights) / sum(weights) if len(weights) == len(seen.replied) else 1 / len(seen.replied)

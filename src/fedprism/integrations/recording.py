@@ -37,6 +37,13 @@ class Recording:
         source: str = "",
     ) -> None:
         self.capture = GrowingCapture(folder, model=model, knowledge=knowledge, source=source)
+        untold = [name for name in ("input_shape", "loss") if getattr(self.capture.knowledge, name) is None]
+        if untold:
+            log.warning(
+                "what is recorded does not tell %s, which attacks need: give knowledge=Knowledge(...) here, or "
+                "captures.knowledge in the plan of an audit",
+                " and ".join(untold),
+            )
         self.watch = watch
         self._facts: list[RoundFacts] = []
         self._full = False

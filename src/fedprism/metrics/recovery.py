@@ -40,11 +40,15 @@ def recovery_rate(
     recovery. `floor`, of the same shape, is what a blank image scores: an image that does not beat it too is not
     recovered, however good its score.
     """
+    if not isinstance(scores, Tensor):
+        raise ValueError(f"expected scores as a tensor, found {type(scores).__name__}; convert them with torch.tensor.")
     if scores.ndim not in (1, 2) or len(scores) == 0 or not scores.is_floating_point():
         raise ValueError(
             f"expected floating-point scores (trials,) or (trials, images) of at least one trial, found {scores.dtype} "
             f"of shape {tuple(scores.shape)}; give one row a trial."
         )
+    if math.isnan(threshold):
+        raise ValueError("expected a threshold to compare scores with, found NaN; give a number.")
     if floor is not None and floor.shape != scores.shape:
         raise ValueError(
             f"expected a floor for every score, of shape {tuple(scores.shape)}, found {tuple(floor.shape)}; "

@@ -35,8 +35,8 @@ RENDERING, DEEP_MATCHING, DEEP_BASELINE = 1_000, 300, 1_000
 matching that gradient alone, at most."""
 
 DEEP_SMOOTHNESS = 4.0
-"""Weight of total variation where images are rendered from VGG-16's last features, which leave much open: chosen on two
-of the embedded photographs. The deeper the features, the more of it is good."""
+"""Weight of total variation where images are rendered from VGG-16's last features, which leave much open: chosen on
+eight crops of the embedded photographs. The deeper the features, the more of it is good."""
 
 GMA, PUBLISHED, ICA, OURS = "GMA re-run", "CPA objective re-run", "ours, ICA only", "ours"
 PUBLISHED_FIA, OURS_FIA, OURS_FIA_GMA = "CPA objective + FIA re-run", "ours + FIA", "ours + FIA + GMA"

@@ -54,9 +54,9 @@ ATTACKER = (
 )
 TRAINING = "Local training is SGD with batches of 8. Clients hold equally many images; the server sees their mean."
 VERDICTS = (
-    f"{CERTIFICATE}: exact, the update recomputed from the answer is the observed one; confirmed and partial, all or "
-    "some images are confirmed by the units that they leave silent, where some, up to traces of the others; otherwise "
-    "why nothing is confirmed."
+    f"{CERTIFICATE}: exact, the update recomputed from the answer is the observed one; uneven, it is if images may "
+    "count differently; confirmed and partial, all or some images are confirmed by the units that they leave silent, "
+    "where some, up to traces of the others; otherwise why nothing is confirmed."
 )
 
 

@@ -75,7 +75,7 @@ def method(case: Case, settings: Settings, *, adaptive: bool) -> GradientMatchin
     """The attack on one update."""
     signs = adaptive and isinstance(case.mixing, InstaHide)
     return replace(
-        descending(bn_exact(), settings.iterations_or(ITERATIONS, QUICK_ITERATIONS)),
+        descending(bn_exact(), settings.iterations_or(ITERATIONS, QUICK_ITERATIONS), settings),
         labels=Labels.KNOWN,
         priors=(TotalVariation(case.variation, magnitude=signs),),
         pull_weight=pull_weight(settings),

@@ -22,7 +22,6 @@ from fedprism.attacks import GradientMatching, Labels, Pull, bn_exact, bn_infer,
 from fedprism.recipes import training
 from fedprism.recipes.base import Announce, Entry, Outcome, Recipe, Row, Settings
 from fedprism.recipes.gradattack import (
-    ATTACKED_EPOCHS,
     CITATION,
     ENGINE,
     ITERATIONS,
@@ -118,7 +117,10 @@ def low_resolution(data: Data, settings: Settings, model: nn.Module | None = Non
                 own=data.test[:size],
                 others=data.test[size : size + count],
                 size=size,
-                note=f"{data.name}: the network is trained for {ATTACKED_EPOCHS} epochs on {len(data.train):,} images.",
+                note=(
+                    f"{data.name}: the network is trained for {data.attacked_epochs} epochs on {len(data.train):,} "
+                    "images."
+                ),
             )
         )
     return scenes

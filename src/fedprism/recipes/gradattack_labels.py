@@ -20,7 +20,6 @@ from fedprism.errors import BadInput
 from fedprism.randomness import generator
 from fedprism.recipes.base import Announce, Entry, Recipe, Row, Settings
 from fedprism.recipes.gradattack import (
-    ATTACKED_EPOCHS,
     CITATION,
     ITERATIONS,
     LPIPS_NOTE,
@@ -105,7 +104,7 @@ def row(kind: str, size: int, answers: Mapping[str, Answers], data: Data, settin
 
 
 def attack(name: str, settings: Settings) -> GradientMatching:
-    method = descending(bn_exact(), settings.iterations_or(ITERATIONS, QUICK_ITERATIONS))
+    method = descending(bn_exact(), settings.iterations_or(ITERATIONS, QUICK_ITERATIONS), settings)
     return replace(method, labels=METHODS[name], pull_weight=pull_weight(settings))
 
 
@@ -148,8 +147,8 @@ def labels_right(answers: Answers, batches: Sequence[fp.Batch]) -> float:
 
 def effort(data: Data, settings: Settings) -> str:
     return (
-        f"{data.name}: a network trained for {ATTACKED_EPOCHS} epochs on {len(data.train):,} images, some of which are "
-        f"attacked; {settings.iterations_or(ITERATIONS, QUICK_ITERATIONS):,} iterations (the paper: "
+        f"{data.name}: a network trained for {data.attacked_epochs} epochs on {len(data.train):,} images, some of "
+        f"which are attacked; {settings.iterations_or(ITERATIONS, QUICK_ITERATIONS):,} iterations (the paper: "
         f"{PAPER_ITERATIONS:,}), batches a row: {settings.batches_or(1)}."
     )
 

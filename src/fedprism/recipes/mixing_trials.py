@@ -29,8 +29,11 @@ KINDS = (RANDOM, EQUAL)
 THRESHOLD_MSE = 0.01
 """Below it an image counts as recovered by its pixels, 20 dB; the paper decides faces by such a threshold, unnamed."""
 STRICT, LOOSE = f"AVD < {THRESHOLD_STRICT}", f"AVD < {THRESHOLD_LOOSE}"
+UNCUT_STRICT, UNCUT_LOOSE = f"uncut {STRICT}", f"uncut {LOOSE}"
 SEEN, FAITHFUL = "better than blank", f"MSE < {THRESHOLD_MSE}"
 MEASURES = {
+    UNCUT_STRICT: ("uncut", THRESHOLD_STRICT),
+    UNCUT_LOOSE: ("uncut", THRESHOLD_LOOSE),
     STRICT: ("avd", THRESHOLD_STRICT),
     LOOSE: ("avd", THRESHOLD_LOOSE),
     SEEN: ("seen", THRESHOLD_STRICT),
@@ -38,6 +41,8 @@ MEASURES = {
 }
 """What is compared with what: a score of `score_trials`, and the threshold below which the trial succeeded."""
 CRITERIA = tuple(MEASURES)
+ATTACKER = fp.threats.honest_but_curious.withholding("bounds")
+"""Not told the range of pixels, so that what the optimiser ends with is seen before it is cut to that range."""
 UNIFORM, ORDINARY = "uniform", "PyTorch's"
 """Weights that an attacked network has: uniform on [-0.5, 0.5] as in the paper, or as PyTorch initialises them."""
 SHOWN_TRIALS = 8
@@ -45,16 +50,18 @@ SHOWN_TRIALS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """How long an attack goes on. An iteration is one quasi-Newton step."""
+    """How long an attack goes on: iterations of `inner` quasi-Newton steps each."""
 
     iterations: int
     lr: float
+    inner: int = 1
 
     def of(self, attack: GradientMatching) -> GradientMatching:
-        return replace(attack, iterations=self.iterations, lr=self.lr, optimizer=LBFGS(inner=1))
+        return replace(attack, iterations=self.iterations, lr=self.lr, optimizer=LBFGS(inner=self.inner))
 
     def __str__(self) -> str:
-        return f"{self.iterations} x {self.lr}"
+        steps = str(self.iterations) if self.inner == 1 else f"{self.iterations} x {self.inner}"
+        return f"{steps} x {self.lr}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,26 +156,26 @@ def _observed(
         if batch is None:
             return []
         scenario = fp.Scenario(model=case.model(images, rng), clients=[batch], loss=case.loss)
-        pairs.append(
-            fp.simulate(scenario, fp.threats.honest_but_curious, seed=settings.seed + number, device=settings.device)
-        )
+        pairs.append(fp.simulate(scenario, ATTACKER, seed=settings.seed + number, device=settings.device))
     return pairs
 
 
 def score_trials(found: Tensor, sources: Tensor, starts: Tensor) -> dict[str, Tensor]:
     """Of each trial the best image, by every measure: all (trials, batch, channels, height, width) -> (trials,) each.
 
-    As in the paper any recovered image may be compared with any private one. "avd" is the smallest distance, "blank"
-    what a blank image would get in its place, "seen" the smallest distance that beats that of a blank image (infinite
-    where none does), "mse" the smallest mean squared error and "mse of avd" that of the pair of the smallest AVD, which
-    "pictures" (trials, 2, ...) shows, the original first.
+    As in the paper any recovered image may be compared with any private one. "avd" is the smallest distance once pixels
+    are cut to [0, 1], "uncut" that of what the optimiser ended with, "blank" what a blank image would get in place of
+    the former, "seen" the smallest distance that beats that of a blank image (infinite where none does), "mse" the
+    smallest mean squared error and "mse of avd" that of the pair of the smallest AVD, which "pictures" (trials, 2, ...)
+    shows, the original first.
     """
     trials, size, *shape = found.shape
-    ours = found.clamp(0, 1).unsqueeze(2).expand(-1, -1, size, *shape)
-    theirs = sources.unsqueeze(1).expand_as(ours)
-    noise = starts.unsqueeze(2).expand_as(ours)
-    pairs = [images.reshape(-1, *shape) for images in (ours, theirs, noise)]
+    uncut = found.unsqueeze(2).expand(-1, -1, size, *shape)
+    theirs = sources.unsqueeze(1).expand_as(uncut)
+    noise = starts.unsqueeze(2).expand_as(uncut)
+    pairs = [images.reshape(-1, *shape) for images in (uncut.clamp(0, 1), theirs, noise)]
     distance = avd(*pairs).view(trials, -1)
+    before = avd(uncut.reshape(-1, *shape), *pairs[1:]).view(trials, -1)
     blank = avd_floor(pairs[1], pairs[2]).view(trials, -1)
     error = (pairs[0] - pairs[1]).square().flatten(1).mean(1).view(trials, -1)
     least, where = distance.min(1)
@@ -176,6 +183,7 @@ def score_trials(found: Tensor, sources: Tensor, starts: Tensor) -> dict[str, Te
     best = [images.view(trials, -1, *shape)[rows, where] for images in (pairs[1], pairs[0])]
     return {
         "avd": least,
+        "uncut": before.min(1).values,
         "blank": blank[rows, where],
         "seen": torch.where(distance < blank, distance, float("inf")).min(1).values,
         "mse": error.min(1).values,

@@ -46,6 +46,11 @@ DECODERS = (
     f"paper's code does. '{SMOOTH}': the smoothest image with the same maxima and minima in all windows. '{SPARE}': "
     "those of the blurred grey image too, which channels carry that the paper leaves unused."
 )
+POOLLESS = "two convolutions, one dense layer"
+POOLLESS_NOTE = (
+    f"'{POOLLESS}': the paper calls it a modified network, with strides in place of pools; its code has neither, and a "
+    "dense layer of all pixels, which gives every image away by its construction."
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -100,7 +105,9 @@ class Cell:
         server: Any = attack if hasattr(attack, "tamper") else None
         if server is not None and self.parameter_noise:
             server = WithNoise(server, self.parameter_noise)
-        threat = fp.threats.malicious_server if server is not None else fp.threats.honest_but_curious
+        # The runner hands labels to attacks that ask for them alone: DLG and iDLG do not.
+        curious = fp.threats.honest_but_curious.granting("labels")
+        threat = fp.threats.malicious_server if server is not None else curious
         if len(clients) > 1:
             threat = replace(threat, sees="aggregate")
         seed = settings.seed + number
@@ -257,9 +264,30 @@ def decoders(nodes: int, settings: Settings, middle: float = 0.0) -> dict[str, A
     }
 
 
+def only_midpoint() -> dict[str, Attack]:
+    """For networks without windows, in which every decoder answers with the pixels themselves."""
+    return {DUMP: Mkor(reference=Reference.DUMP_CLASS)}
+
+
 def alone(size: int, classes: int) -> float:
     """The paper's equation 3, classes equally likely: how many samples of a batch are the only one of their class."""
     return float(size * (1 - 1 / classes) ** (size - 1))
+
+
+def poolless(victim: Victim, settings: Settings) -> Victim:
+    """The same images through what the paper's code has for its "modified network": nothing is lost on the way."""
+    classes, colours = victim.images.classes, victim.images.images.shape[1]
+    with seeded_layers(generator(settings.seed, "no pools")):
+        model = nn.Sequential(
+            *(
+                nn.Conv2d(colours, colours, 3, padding=1),
+                nn.ReLU(),
+                nn.Conv2d(colours, colours, 3, padding=1),
+                nn.ReLU(),
+            ),
+            *(nn.Flatten(), nn.Linear(colours * victim.side**2, classes)),
+        )
+    return replace(victim, model=model, note=POOLLESS_NOTE)
 
 
 def small_chain(settings: Settings) -> Victim:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 import fedprism as fp
 from fedprism.attacks import Attack, Disguise, Mkor, Reference
@@ -16,6 +17,7 @@ CLIENT_IMAGES = 50
 NODES, QUICK_NODES = 40, 8
 HIDDEN = "inconspicuous, midpoint"
 PAPER = ".98, .87, 33.85 dB, 24.14 dB"
+PAPER_POOLLESS = "1.00, 1.00, 163.6 dB, 156.7 dB"
 
 
 def cifar100_vgg16(settings: Settings) -> mkor.Victim:
@@ -38,14 +40,18 @@ def methods(settings: Settings) -> dict[str, Attack]:
 
 
 def run(settings: Settings, announce: Announce) -> Iterator[Row]:
-    victim = mkor.small_chain(settings) if settings.quick else cifar100_vgg16(settings)
-    for size in settings.sizes_or(SIZES, QUICK_SIZES):
+    original = mkor.small_chain(settings) if settings.quick else cifar100_vgg16(settings)
+    networks: dict[str, tuple[mkor.Victim, dict[str, Attack], str]] = {
+        "chain" if settings.quick else "VGG-16": (original, methods(settings), PAPER),
+        mkor.POOLLESS: (mkor.poolless(original, settings), mkor.only_midpoint(), PAPER_POOLLESS),
+    }
+    for (network, (victim, attacks, paper)), size in product(networks.items(), settings.sizes_or(SIZES, QUICK_SIZES)):
         cell = mkor.Cell(victim=victim, size=size, batches=settings.batches_or(BATCHES))
-        entries = mkor.play(cell, methods(settings), settings, announce, f"{victim.name}, {size} images")
+        entries = mkor.play(cell, attacks, settings, announce, f"{network}, {victim.name}, {size} images")
         picture, caption = contact_sheet(entries)
         yield Row(
-            cell={"data": victim.name, "n": size, "batches": cell.batches},
-            entries={f"paper: {mkor.ORDER}": settings.paper(PAPER if size == 100 else None), **entries},
+            cell={"network": network, "data": victim.name, "n": size, "batches": cell.batches},
+            entries={f"paper: {mkor.ORDER}": settings.paper(paper if size == 100 else None), **entries},
             notes=(victim.note,),
             picture=picture,
             caption=caption,

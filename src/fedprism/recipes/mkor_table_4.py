@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import fedprism as fp
+from fedprism.attacks import Attack
 from fedprism.recipes import mkor
 from fedprism.recipes.base import Announce, Recipe, Row, Settings
 from fedprism.recipes.mkor_table_3 import NODES, QUICK_NODES, cifar100_vgg16
@@ -22,6 +23,7 @@ class Line(NamedTuple):
     unique: bool
     noise: float
     paper: str
+    poolless: bool = False
 
 
 LINES = (
@@ -29,6 +31,10 @@ LINES = (
     Line(True, True, NOISE, ".92, .45, 29.99 dB, 17.50 dB"),
     Line(False, False, 0.0, ".90, .42, 30.05 dB, 15.05 dB"),
     Line(False, False, NOISE, ".88, .41, 26.44 dB, 14.80 dB"),
+    Line(True, True, 0.0, "1.00, 1.00, inf, inf", poolless=True),
+    Line(True, True, NOISE, ".97, .80, 31.24 dB, 31.00 dB", poolless=True),
+    Line(False, False, 0.0, "1.00, .72, inf, inf", poolless=True),
+    Line(False, False, NOISE, ".88, .52, 28.37 dB, 17.63 dB", poolless=True),
 )
 RANDOM = (
     "The paper draws 1000 ImageNet images of random classes; there is one photograph a class here, so that the random "
@@ -50,23 +56,21 @@ def imagenet_vgg16(settings: Settings) -> mkor.Victim:
 
 
 def run(settings: Settings, announce: Announce) -> Iterator[Row]:
-    victims = dict[bool, mkor.Victim]()
+    victims = dict[tuple[bool, bool], mkor.Victim]()
     for line in LINES:
-        if line.imagenet not in victims:
+        if (line.imagenet, line.poolless) not in victims:
             victims.clear()  # one network of this size at a time
-            make = imagenet_vgg16 if line.imagenet else cifar100_vgg16
-            victims[line.imagenet] = mkor.small_chain(settings) if settings.quick else make(settings)
-        victim = victims[line.imagenet]
+            victims[line.imagenet, line.poolless] = _victim(line, settings)
+        victim = victims[line.imagenet, line.poolless]
         size = settings.sizes_or((victim.images.classes,), (8,))[0]
         cell = mkor.Cell(victim=victim, size=size, batches=settings.batches_or(1), unique=line.unique, noise=line.noise)
-        full = IMAGENET_NODES if line.imagenet else NODES
-        middle = 0.5 if line.imagenet and not settings.quick else 0.0
-        attacks = mkor.decoders(QUICK_NODES if settings.quick else full, settings, middle)
         labels = "unique" if line.unique else "random"
-        entries = mkor.play(cell, attacks, settings, announce, f"{victim.name}, {labels} labels, noise {line.noise}")
+        network = mkor.POOLLESS if line.poolless else "chain" if settings.quick else "VGG-16"
+        title = f"{network}, {victim.name}, {labels} labels, noise {line.noise}"
+        entries = mkor.play(cell, _attacks(line, settings), settings, announce, title)
         picture, caption = contact_sheet(entries)
         yield Row(
-            cell={"data": victim.name, "n": size, "labels": labels, "noise": line.noise or "none"},
+            cell={"network": network, "data": victim.name, "n": size, "labels": labels, "noise": line.noise or "none"},
             entries={
                 f"paper: {mkor.ORDER}": settings.paper(line.paper),
                 PREDICTED: None if line.unique else mkor.alone(size, victim.images.classes) / size,
@@ -76,6 +80,20 @@ def run(settings: Settings, announce: Announce) -> Iterator[Row]:
             picture=picture,
             caption=caption,
         )
+
+
+def _victim(line: Line, settings: Settings) -> mkor.Victim:
+    make = imagenet_vgg16 if line.imagenet else cifar100_vgg16
+    victim = mkor.small_chain(settings) if settings.quick else make(settings)
+    return mkor.poolless(victim, settings) if line.poolless else victim
+
+
+def _attacks(line: Line, settings: Settings) -> dict[str, Attack]:
+    if line.poolless:
+        return mkor.only_midpoint()
+    nodes = IMAGENET_NODES if line.imagenet else NODES
+    middle = 0.5 if line.imagenet and not settings.quick else 0.0
+    return mkor.decoders(QUICK_NODES if settings.quick else nodes, settings, middle)
 
 
 RECIPE = Recipe(

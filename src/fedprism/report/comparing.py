@@ -89,7 +89,7 @@ def render_comparison(before: Audit, after: Audit) -> str:
     rows = [row for pair in found.pairs for row in (pair.before, pair.after)]
     metrics = measured(rows, after.plan)
     page: str = template("comparison.html.j2").render(
-        titles=tuple(str(audit.plan.get("title") or audit.root.resolve().name) for audit in (before, after)),
+        titles=_titles(before, after),
         found=found,
         headline=headline(found),
         leaks=tuple(overall(configurations(audit)) for audit in (before, after)),
@@ -103,6 +103,14 @@ def render_comparison(before: Audit, after: Audit) -> str:
     return page
 
 
+def _titles(*audits: Audit) -> tuple[str, ...]:
+    """What the audits are called; with their folders, where that is the same."""
+    titles = tuple(str(audit.plan.get("title") or audit.root.resolve().name) for audit in audits)
+    if len(set(titles)) == len(titles):
+        return titles
+    return tuple(f"{title} ({audit.root.resolve().name})" for title, audit in zip(titles, audits, strict=True))
+
+
 def _paired(before: Configuration, after: Configuration, metrics: Sequence[str]) -> Pair:
     was, now = judge(before), judge(after)
     return Pair(before=before, after=after, was=was, now=now, change=_change(before, after, was, now, metrics))
@@ -110,9 +118,11 @@ def _paired(before: Configuration, after: Configuration, metrics: Sequence[str])
 
 def _change(before: Configuration, after: Configuration, was: Leak, now: Leak, metrics: Sequence[str]) -> Change:
     """What is said of the samples decides; below that the metrics whose intervals over seeds do not overlap."""
-    if before.metrics == after.metrics and before.labels_leaked == after.labels_leaked and was is now:
+    same = all(getattr(before, name) == getattr(after, name) for name in ("metrics", "labels_leaked", "residual"))
+    if same and was is now:
         return Change.IDENTICAL
-    if was is not now and was.judged and now.judged:
+    recorded = {was, now} <= {Leak.EXPLAINED, Leak.UNKNOWN}
+    if was is not now and ((was.judged and now.judged) or recorded):
         order = list(Leak).index
         return Change.WORSE if order(now) < order(was) else Change.BETTER
     signs = [

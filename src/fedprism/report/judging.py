@@ -8,6 +8,8 @@ from enum import StrEnum
 from fedprism.audit.summary import HIGHER_IS_CLOSER
 from fedprism.demo import FAITHFUL_PSNR, RECOGNISABLE_SSIM, TRACES_SSIM
 from fedprism.report.configurations import NOT_LEAKAGE, Configuration, Figure
+from fedprism.solvers.dense import DenseStatus
+from fedprism.solvers.exact_batch import ExactStatus
 
 FAITHFUL_MSE = 10 ** (-FAITHFUL_PSNR / 10)
 """The same as FAITHFUL_PSNR, for plans that ask for the error only."""
@@ -15,6 +17,10 @@ FAITHFUL_UPDATE, RECOGNISABLE_UPDATE, TRACES_UPDATE = 0.01, 0.1, 0.5
 """Relative errors of a client's update that was split off a sum."""
 RECOGNISABLE_COLUMNS = 0.8
 """The share of a row's columns."""
+EXPLAINED_RESIDUAL = 0.05
+"""The part of an update that may be left unexplained by what is said to account for it."""
+OWN_CHECKS = (DenseStatus.EXACT, DenseStatus.AGREED, ExactStatus.EXACT, ExactStatus.CONFIRMED)
+"""Statuses of answers that an update bears out by itself, of a closed form and without any search."""
 
 
 class Leak(StrEnum):
@@ -24,6 +30,7 @@ class Leak(StrEnum):
     RECOGNISABLE = "came back recognisable"
     TRACES = "came back in traces"
     GONE = "did not come back"
+    EXPLAINED = "account for recorded updates"
     UNKNOWN = "cannot be told without the truth"
     UNTESTED = "was not tested"
 
@@ -33,7 +40,8 @@ class Leak(StrEnum):
 
     @property
     def judged(self) -> bool:
-        return self not in (Leak.UNKNOWN, Leak.UNTESTED)
+        """Whether it was compared with the truth."""
+        return self not in (Leak.EXPLAINED, Leak.UNKNOWN, Leak.UNTESTED)
 
 
 def worst(leaks: Iterable[Leak]) -> Leak:
@@ -50,7 +58,7 @@ def judge(row: Configuration) -> Leak:
     if not row.done:
         return Leak.UNTESTED
     if not row.metrics and not row.samples:
-        return Leak.UNKNOWN
+        return Leak.EXPLAINED if explains(row) else Leak.UNKNOWN
     metrics = {name: figure for name, figure in row.metrics.items() if name != NOT_LEAKAGE}
     if _faithful(metrics):
         return Leak.FAITHFUL
@@ -61,6 +69,12 @@ def judge(row: Configuration) -> Leak:
     if _in_traces(metrics) or (comparable and any(_beyond_guess(name, f) for name, f in metrics.items())):
         return Leak.TRACES
     return Leak.GONE
+
+
+def explains(row: Configuration) -> bool:
+    """Whether what came out of a recording accounts for it: by the residual, or by a check of the attack's own."""
+    checked = any(sentence in status for status in row.statuses for sentence in OWN_CHECKS)
+    return checked or (row.residual is not None and row.residual <= EXPLAINED_RESIDUAL)
 
 
 def _faithful(metrics: dict[str, Figure]) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from fedprism import pages
 from fedprism.audit import Audit
 from fedprism.audit.baselines import BASELINES
 from fedprism.audit.grid import configuration_key
+from fedprism.audit.writing_plans import as_toml
 from fedprism.demo import FAITHFUL_PSNR, RECOGNISABLE_SSIM, TRACES_SSIM
 from fedprism.report import advice, gallery, plot, verdict
 from fedprism.report.configurations import (
@@ -27,7 +27,8 @@ from fedprism.report.configurations import (
     shared_setting,
 )
 from fedprism.report.gates import gate_lines
-from fedprism.report.judging import RECOGNISABLE_COLUMNS, Leak, judge
+from fedprism.report.judging import EXPLAINED_RESIDUAL, RECOGNISABLE_COLUMNS, Leak, judge
+from fedprism.report.protocol import headline as protocol_headline
 from fedprism.report.protocol import load_kept
 
 SHOWN_METRICS = 2
@@ -64,15 +65,18 @@ def render(audit: Audit, *, show_images: bool | None = None) -> str:
     shown = gallery.shows_by_default(audit.plan) if show_images is None else show_images
     exhibits = gallery.exhibits(audit, gallery.chosen_rows(rows, first), first) if shown else ()
     lines = _lines(rows, first)
+    recorded = load_kept(audit.root)
+    serious = protocol_headline(recorded)
     anchors = {line.row.key: line.anchor for line in lines}
     page: str = template("report.html.j2").render(
         title=str(audit.plan.get("title") or "What this federated training gives away"),
         system=verdict.system(audit.plan),
         leak=verdict.overall(rows),
         headline=verdict.headline(rows, first),
+        serious=serious,
         findings=verdict.findings(rows, first),
         gates=gate_lines(audit),
-        protocol=load_kept(audit.root),
+        protocol=recorded,
         advice=advised,
         options=choices,
         lines=lines,
@@ -87,9 +91,9 @@ def render(audit: Audit, *, show_images: bool | None = None) -> str:
         residuals=any(line.row.residual is not None for line in lines),
         skipped=[(str(each.get("what", "")), str(each.get("why", ""))) for each in audit.skipped],
         troubled=[row for row in rows if row.reasons],
-        assessment=verdict.assessment(rows, advised, audit.plan, len(audit.skipped), ran.seeds),
+        assessment=verdict.assessment(rows, advised, audit.plan, len(audit.skipped), ran.seeds, serious),
         ran=ran,
-        plan=json.dumps(audit.plan, indent=1),
+        plan=as_toml(audit.plan),
         plot=plot.data([line.row for line in lines], anchors, choices, metrics),
         **shared(),
     )
@@ -116,6 +120,7 @@ def shared() -> dict[str, Any]:
         "recognisable_ssim": RECOGNISABLE_SSIM,
         "traces_ssim": TRACES_SSIM,
         "recognisable_columns": RECOGNISABLE_COLUMNS,
+        "explained_residual": EXPLAINED_RESIDUAL,
     }
 
 

@@ -66,3 +66,9 @@ def load_kept(folder: Path) -> tuple[ProtocolFinding, ...]:
     except (OSError, ValueError, RecursionError, ValidationError) as error:
         raise BadInput(f"expected {FILE} of {FORMAT}, found another file; remove it or run the audit again.") from error
     return tuple(sorted(read, key=lambda each: each.severity != "serious"))
+
+
+def headline(found: Iterable[ProtocolFinding]) -> tuple[str, ...]:
+    """For the verdict: what is serious about the protocol, each thing once."""
+    serious = dict.fromkeys(each.sentence for each in found if each.severity == "serious")
+    return tuple(f"{sentence[:1].upper()}{sentence[1:]}." for sentence in serious)

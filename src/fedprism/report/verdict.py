@@ -8,7 +8,7 @@ from typing import Any
 
 from fedprism.report.advice import Advice, closeness
 from fedprism.report.configurations import NO_DEFENSE, Configuration, figure_in_words, label, measured, number
-from fedprism.report.judging import Leak, judge, worst
+from fedprism.report.judging import OWN_CHECKS, Leak, judge, worst
 from fedprism.threats import THREATS
 
 WHO = {
@@ -51,8 +51,8 @@ def headline(rows: Sequence[Configuration], metric: str) -> tuple[str, ...]:
     leak = overall(rows)
     if leak is Leak.UNTESTED:
         return ("Nothing was tested: no cell of the audit has a result.",)
-    if leak is Leak.UNKNOWN:
-        return _without_truth(attacks)
+    if not leak.judged:
+        return _without_truth(attacks, leak)
     top = _top(attacks, leak, metric)
     where = "Without a defense, private" if top.bare else "Private"
     sentences = [f"{where} samples {leak}{_example(top, metric)}."]
@@ -79,8 +79,8 @@ def _finding(threat: str, rows: Sequence[Configuration], metric: str) -> Finding
     top = _top(rows, leak, metric)
     if leak is Leak.UNTESTED:
         sentence = "No cell has a result."
-    elif leak is Leak.UNKNOWN:
-        sentence = "Without the truth nobody can say whether what was recovered is right; residuals are below."
+    elif not leak.judged:
+        sentence = _without_truth(rows, leak)[0]
     else:
         sentence = f"{'Without a defense, samples' if top.bare else 'Samples'} {leak}{_example(top, metric, by=False)}."
     knowledge: dict[str, set[str]] = {}
@@ -115,9 +115,17 @@ def assumptions(threat: str) -> str:
 
 
 def assessment(
-    rows: Sequence[Configuration], advice: Advice, plan: Mapping[str, Any], skipped: int, seeds: Sequence[int]
+    rows: Sequence[Configuration],
+    advice: Advice,
+    plan: Mapping[str, Any],
+    skipped: int,
+    seeds: Sequence[int],
+    serious: Sequence[str] = (),
 ) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """A short summary for a data-protection impact assessment: headings, each with its sentences."""
+    """A short summary for a data-protection impact assessment: headings, each with its sentences.
+
+    `serious` is what recordings show about their protocol.
+    """
     attacks = attacks_of(rows)
     methods = list(dict.fromkeys(row.cell.attack for row in attacks))
     threats = list(dict.fromkeys(who(row.attacker) for row in attacks))
@@ -134,7 +142,7 @@ def assessment(
     model = plan.get("model")
     if isinstance(model, Mapping) and model.get("name") and not model.get("weights"):
         assumed.append("Weights were drawn at random, as before the first round; trained weights may leak differently.")
-    found = [*headline(attacks, next(iter(measured(attacks, plan)), ""))]
+    found = [*headline(attacks, next(iter(measured(attacks, plan)), "")), *serious]
     residual = [advice.headline, *advice.reasons[:1], *advice.cautions]
     residual.append(
         "A stronger attacker than those tested may get further. Whether someone was in the data, and what the "
@@ -213,16 +221,26 @@ def _about_labels(rows: Sequence[Configuration]) -> list[str]:
     return [f"Labels leaked in {some} of {_count(len(told), 'configuration')}, in {always} of them with every seed."]
 
 
-def _without_truth(rows: Sequence[Configuration]) -> tuple[str, ...]:
-    known = [row for row in rows if row.residual is not None]
-    sentences = ["What was recovered cannot be compared: the truth behind these recordings is not known."]
-    if known:
-        best = min(known, key=lambda row: row.residual or 0.0)
-        sentences.append(
-            f"{best.cell.attack} on capture {best.cell.capture} leaves {best.residual:.3g} of the update "
-            "unexplained; near 0, what was recovered accounts for all of it."
+def _without_truth(rows: Sequence[Configuration], leak: Leak) -> tuple[str, ...]:
+    """What can be said of recordings: whether what came out of them accounts for them."""
+    best = min((row for row in rows if judge(row) is leak), key=lambda row: _inf(row.residual))
+    where = f"{best.cell.attack} on capture {best.cell.capture}"
+    left = "" if best.residual is None else f" leaves {best.residual:.3g} of it unexplained"
+    if leak is Leak.EXPLAINED:
+        checks = [str(check) for check in OWN_CHECKS if any(check in status for status in best.statuses)]
+        told = "; ".join(([f"it{left}"] if left else []) + checks)
+        return (
+            f"What was recovered accounts for recorded updates ({where}: {told}).",
+            "The truth is not known, so that nothing was compared; treat it as the private samples all the same.",
         )
-    return tuple(sentences)
+    return (
+        "What was recovered cannot be compared: the truth behind these recordings is not known.",
+        *([f"{where}{left}; near 0, what was recovered would account for all of it."] if left else []),
+    )
+
+
+def _inf(value: float | None) -> float:
+    return float("inf") if value is None else value
 
 
 def _count(number_: int, word: str) -> str:

@@ -96,6 +96,8 @@ class Assessment(NamedTuple):
     """The residual if all inputs counted the same."""
     whole_residual: float
     """The residual if they counted a whole number of times."""
+    weakest: float
+    """What the quietest input then adds to the gradient, in the unit of the residuals"""
 
 
 def problem_of(
@@ -163,7 +165,9 @@ def assess(problem: Problem, state: State) -> Assessment:
         rest = problem.energy - 2 * counted @ target + counted @ normal @ counted
         residual = float((rest.clamp(min=0) / problem.energy).sqrt())
         residuals.append(math.inf if math.isnan(residual) else residual)
-    return Assessment(state, labels, shares, times.long(), signals, *residuals)
+    weakest = float((counted * normal.diagonal().clamp(min=0).sqrt()).min()) / math.sqrt(problem.energy)
+    fitted, even, whole = residuals
+    return Assessment(state, labels, shares, times.long(), signals, fitted, even, whole, weakest)
 
 
 def signed_columns(state: State) -> Tensor:

@@ -69,7 +69,8 @@ class _CosineSlope:
     """1 - <g, t> / |g| |t| falls along t - (<g, t> / <g, g>) g, what g leaves of t, at the rate 1 / |g| |t|.
 
     The derivative is handed on without the rate, which is multiplied into the result: that is as small as a batch, and
-    the gradients as large as a network. On a GPU all tensors are one, because each costs more to start than to do.
+    the gradients as large as a network. On a GPU, and where they are small, all tensors are one, because each costs
+    more to start than to do.
     """
 
     def __init__(self, target: Gradients) -> None:
@@ -85,7 +86,7 @@ class _CosineSlope:
         with torch.enable_grad():
             asked = [ask for g, t in pairs if isinstance(g, Factors) for ask in (g.along(t), g.square())]
         found = _flat(written)
-        wanted = [t.reshape(-1) for g, t in pairs if isinstance(g, Tensor)] if asked else self.flat
+        wanted = _flat([t for g, t in pairs if isinstance(g, Tensor)]) if asked else self.flat
         product, norm = _products(found, wanted)
         product, norm = (sum(part.detach() for part in asked[k::2]) + total for k, total in enumerate((product, norm)))
         norm = norm + self.floor
@@ -102,7 +103,7 @@ class _CosineSlope:
 
 def _flat(tensors: Gradients) -> list[Tensor]:
     flat = [tensor.detach().reshape(-1) for tensor in tensors]
-    return [torch.cat(flat)] if flat[0].is_cuda else flat
+    return [torch.cat(flat)] if flat[0].is_cuda or sum(map(len, flat)) <= STRETCH else flat
 
 
 STRETCH = 2**16
@@ -117,4 +118,8 @@ def _products(found: list[Tensor], wanted: list[Tensor]) -> tuple[Tensor, Tensor
         for a, b in zip(torch.split(f, step), torch.split(w, step), strict=True):
             across.append(torch.dot(a, b))
             along.append(torch.dot(a, a))
-    return torch.stack(across).sum(), torch.stack(along).sum()
+    return _added(across), _added(along)
+
+
+def _added(sums: list[Tensor]) -> Tensor:
+    return sums[0] if len(sums) == 1 else torch.stack(sums).sum()

@@ -52,8 +52,10 @@ SAME = 0.99
 """Columns with a larger cosine are one."""
 QUICK_ITERATIONS, QUICK_PLACES = 25, 1000
 """Effort of the coarse separation that is tried first."""
-EXPLAINED = {False: 1e-4, True: 1e-6}
-"""Residuals below this are rounding error, for gradients in single and in double precision."""
+EXPLAINED, ROUNDINGS, PROVEN = {False: 1e-5, True: 1e-6}, 2.0, 0.01
+"""Residuals below this are rounding error, for gradients in single and in double precision, or so many times the
+rounding error that is known to be there; and they must be below this share of what the quietest input adds to the
+gradient, or that input could be anything."""
 UNEXPLAINED = 0.3
 """Residuals above this tell no answer from another."""
 DRIFTING = 0.05
@@ -72,11 +74,21 @@ class ExactStatus(StrEnum):
     EXACT = "the gradient recomputed from the inputs is the observed one to rounding error"
     CONFIRMED = "every input is confirmed by the units it leaves silent; several local steps allow no recomputation"
     PARTIAL = "some inputs' signals are confirmed, the others are not, and what is wrong in those blends into all"
+    MISCOUNTED = "the inputs explain the gradient to rounding error, but the batch has more: some leave no trace in it"
+    UNEVEN = "the inputs explain the gradient to rounding error, but count differently: clipped, or of unequal clients"
+    FULL = "as many inputs as the layer has units that react, or more: separated, and blended if there are more"
     NO_REDUNDANCY = "the layer has too few units beyond the batch size to confirm anything; separated statistically"
-    UNCONFIRMED = "no input could be confirmed (noise, a defense, or samples much alike); separated statistically"
+    NOISE_FLOOR = (
+        "noise, or further inputs, are nearly as strong in the gradient as the weakest; separated statistically"
+    )
+    UNCONFIRMED = "no input could be confirmed (a defense, or samples much alike); separated statistically"
     NO_BIAS = "without the gradient of the layer's bias scale and sign are unknown; separated statistically"
     NOT_RECTIFIED = "no ReLU follows the layer, so that no unit is silent; separated statistically"
     EMPTY = "the gradient is zero or not finite: nothing to separate"
+
+
+SETTLED = {ExactStatus.EXACT, ExactStatus.MISCOUNTED, ExactStatus.UNEVEN, ExactStatus.CONFIRMED}
+"""No better separation to start from would add anything."""
 
 
 class ExactBatch(NamedTuple):
@@ -107,16 +119,19 @@ def exact_batch(
     box: Box | None = None,
     objective: StudentICA | CocktailObjective | None = None,
     iterations: int = 25,
+    rounding: float = 0.0,
     progress: Progress | None = None,
 ) -> ExactBatch:
     """The inputs (n, d) of a dense layer, exactly where the layer has redundancy, and their labels.
 
-    The arguments are those of `unmix`; `behind` is the network with its parameters. What comes back explains
-    the gradient better than the separation does, or silent units confirm it where nothing explains the gradient.
+    The arguments are those of `unmix`; `behind` is the network with its parameters. `rounding`: relative size of the
+    gradient's rounding error where it is more than that of its precision, as in the difference of two models. What
+    comes back explains the gradient better than the separation does, or silent units confirm it where nothing explains
+    the gradient.
     """
     objective = objective or StudentICA()
     mixture = usable_mixture(weight_grad, bias_grad, components)
-    reason = _why_not(mixture, behind)
+    reason = _why_not(mixture, behind, components)
     if mixture is None or bias_grad is None or mixture.bias is None:
         separation = unmix_mixture(mixture, weight_grad, components, image_shape, objective, progress, box)
         nobody = torch.zeros(len(separation.sources), dtype=torch.bool, device=weight_grad.device)
@@ -125,6 +140,7 @@ def exact_batch(
             separation.sources, None, False, nobody, torch.inf, None, reason, separation, separation.noise
         )
     problem = problem_of(mixture, behind, weight_grad, bias_grad, image_shape, box)
+    explained = max(EXPLAINED[weight_grad.dtype == torch.float64], ROUNDINGS * rounding)
     for attempt in _attempts(objective, mixture, reason):
         separation = unmix_mixture(mixture, weight_grad, components, image_shape, attempt, progress, box)
         best = equalise(problem, assess(problem, _start(separation.rows)))
@@ -135,8 +151,8 @@ def exact_batch(
             if problem.responses_change is not None and int(confirmed.sum()) < MOST * len(confirmed):
                 # Over several steps nothing but confirmation speaks for the columns.
                 best, confirmed = separated, torch.zeros_like(confirmed)
-            status = _verdict(problem, best, confirmed, weight_grad.dtype)
-        if status in (ExactStatus.EXACT, ExactStatus.CONFIRMED):
+            status = _verdict(problem, best, confirmed, components, explained)
+        if status in SETTLED:
             break
     return ExactBatch(
         (best.state.rows @ mixture.coordinates).to(weight_grad.dtype),
@@ -161,7 +177,7 @@ def _attempts(
     return [replace(objective, iterations=QUICK_ITERATIONS, places=QUICK_PLACES), objective]
 
 
-def _why_not(mixture: Mixture | None, behind: Behind) -> ExactStatus | None:
+def _why_not(mixture: Mixture | None, behind: Behind, components: int | None) -> ExactStatus | None:
     """Why the exact stage cannot be tried."""
     if mixture is None:
         return ExactStatus.EMPTY
@@ -169,8 +185,9 @@ def _why_not(mixture: Mixture | None, behind: Behind) -> ExactStatus | None:
         return ExactStatus.NO_BIAS
     if not is_rectified(behind.network, behind.bias.double()):
         return ExactStatus.NOT_RECTIFIED
-    units = mixture.basis.shape[0]
-    return ExactStatus.NO_REDUNDANCY if units < mixture.size + SPARE_UNITS else None
+    if mixture.is_full(components) and components != mixture.live_units:
+        return ExactStatus.FULL
+    return ExactStatus.NO_REDUNDANCY if mixture.live_units < mixture.size + SPARE_UNITS else None
 
 
 def _start(rows: Tensor) -> State:
@@ -343,9 +360,16 @@ def _confirmed(problem: Problem, best: Assessment) -> Tensor:
     return best.state.confirmed & (apart < CONFIRMED)
 
 
-def _verdict(problem: Problem, best: Assessment, confirmed: Tensor, dtype: torch.dtype) -> ExactStatus:
-    if best.whole_residual < EXPLAINED[dtype == torch.float64]:
-        return ExactStatus.EXACT
+def _verdict(
+    problem: Problem, best: Assessment, confirmed: Tensor, components: int | None, explained: float
+) -> ExactStatus:
+    if best.whole_residual < min(explained, PROVEN * best.weakest):
+        complete = components is None or int(best.times.sum()) == components
+        return ExactStatus.EXACT if complete else ExactStatus.MISCOUNTED
+    if best.residual < min(explained, PROVEN * best.weakest):
+        return ExactStatus.UNEVEN
     if bool(best.state.found(CERTAIN).all()) and problem.responses_change is not None:
         return ExactStatus.CONFIRMED
-    return ExactStatus.PARTIAL if bool(confirmed.any()) else ExactStatus.UNCONFIRMED
+    if bool(confirmed.any()):
+        return ExactStatus.PARTIAL
+    return ExactStatus.NOISE_FLOOR if problem.mixture.overlap > MOST_OVERLAP else ExactStatus.UNCONFIRMED

@@ -36,6 +36,8 @@ TAIL, SCARCE_TAIL, MODERATE_TAIL = 0.03, 0.3, 3.0
 NEAR_ZERO, PILED_UP = 0.1, 0.13
 """Signals are sparse where more than this share of the values are nearly zero, in standard deviations; of a Gaussian
 it is 0.08, of features behind a ReLU at least 0.16 were seen."""
+LEAST_BIAS = 1e-6
+"""A bias gradient below this share of the weight's is rounding error."""
 LOUDEST = 3.0
 """No source is scaled to more than this multiple of the batch's median size, however small its bias gradient."""
 
@@ -50,7 +52,7 @@ Box: TypeAlias = tuple[Tensor, Tensor]
 class UnmixStatus(StrEnum):
     SEPARATED = "one source for each independent input"
     FEWER = "fewer independent inputs than asked for: repeated samples, or samples without a gradient"
-    FULL = "as many inputs as the layer has units, or more: the sources are blends if there are more"
+    FULL = "as many inputs as the layer has units that react, or more: the sources are blends if there are more"
     NOISY = "noise in the gradient hides where its rank ends; the number of sources is an estimate"
     EMPTY = "the gradient is zero or not finite: nothing to separate"
 
@@ -117,8 +119,11 @@ def unmix(
 
 
 def usable_mixture(weight_grad: Tensor, bias_grad: Tensor | None, components: int | None) -> Mixture | None:
-    """The gradient in few coordinates; None where it is zero or not finite. A bias gradient of zeros counts as none."""
-    if bias_grad is not None and not bool(bias_grad.any()):
+    """The gradient in few coordinates; None where it is zero or not finite. A bias gradient of zeros counts as none.
+
+    So does one of rounding errors, as behind a layer whose bias a batch normalisation takes out again.
+    """
+    if bias_grad is not None and bool(bias_grad.norm() < LEAST_BIAS * weight_grad.norm()):
         bias_grad = None
     finite = bool(weight_grad.isfinite().all()) and (bias_grad is None or bool(bias_grad.isfinite().all()))
     if not finite or not bool(weight_grad.any()):
@@ -150,7 +155,7 @@ def unmix_mixture(
         (rows @ mixture.basis.T).to(weight_grad.dtype),
         False,
         mixture.rank,
-        _status(mixture, components, weight_grad),
+        _status(mixture, components),
         mixture.bias is not None,
         mixture,
         rows,
@@ -166,8 +171,8 @@ def _nothing(weight_grad: Tensor) -> Unmixing:
     )
 
 
-def _status(mixture: Mixture, components: int | None, weight_grad: Tensor) -> UnmixStatus:
-    if mixture.rank >= min(weight_grad.shape) and (components is None or components >= mixture.rank):
+def _status(mixture: Mixture, components: int | None) -> UnmixStatus:
+    if mixture.is_full(components):
         return UnmixStatus.FULL
     if components is not None and mixture.rank < components:
         return UnmixStatus.FEWER

@@ -139,9 +139,8 @@ class _Best:
 
     def consider(self, value: Tensor) -> None:
         better = value < self.value  # False for NaN
-        self.value.copy_(torch.where(better, value, self.value))
-        for copy, variable in zip(self.copies, self.variables, strict=True):
-            copy.copy_(torch.where(better, variable.detach(), copy))
+        for copy, now in zip([self.value, *self.copies], [value, *self.variables], strict=True):
+            torch.where(better, now.detach(), copy, out=copy)
 
 
 class _AdamDescent:

@@ -15,6 +15,8 @@ from torch import Tensor
 
 CLEAR_GAP = 10.0
 """Neighbouring singular values this far apart are signal and noise."""
+NEARLY_FULL = 0.9
+"""Some of a full layer's directions may be too weak to be counted."""
 ROUNDING = 8
 """Singular values below this many rounding errors of the largest one are zero."""
 
@@ -37,6 +39,17 @@ class Mixture(NamedTuple):
     def size(self) -> int:
         return self.basis.shape[1]
 
+    @property
+    def live_units(self) -> int:
+        """How many units any of the inputs reaches."""
+        lengths = self.basis.norm(dim=1)
+        return int((lengths > 1e-6 * lengths.max()).sum()) if self.size else 0
+
+    def is_full(self, components: int | None) -> bool:
+        """Whether there are as many inputs as can be told apart, so that there may be more."""
+        most = min(self.live_units, self.coordinates.shape[1])
+        return self.rank >= NEARLY_FULL * most and (self.rank if components is None else components) >= most
+
 
 def reduce_mixture(weight_grad: Tensor, bias_grad: Tensor | None, components: int | None = None) -> Mixture:
     """The coordinates of the gradient's strongest directions: `components` of them, or as many as the rank."""
@@ -49,8 +62,9 @@ def reduce_mixture(weight_grad: Tensor, bias_grad: Tensor | None, components: in
         gram = gram + torch.outer(bias, bias)
     values, vectors = torch.linalg.eigh(gram)
     singular = values.flip(0).clamp(min=0).sqrt()
-    rank, clear = effective_rank(singular, weight_grad.shape, weight_grad.dtype)
-    size = rank if components is None else min(components, rank if clear else len(singular))
+    live = int((gram.diagonal() > 0).sum())  # a unit that no input reaches has neither signal nor noise
+    rank, clear = effective_rank(singular[:live], weight_grad[:live].shape, weight_grad.dtype)
+    size = rank if components is None else min(components, rank if clear else live)
     basis = vectors.flip(1)[:, :size].contiguous()
     overlap, noise = 0.0, 0.0
     if 0 < size < len(singular):
@@ -73,7 +87,9 @@ def effective_rank(singular: Tensor, shape: torch.Size, dtype: torch.dtype) -> t
     ratio = min(shape) / max(shape)
     even = 3 * (1 + math.sqrt(ratio)) / (1 - math.sqrt(min(ratio, 0.9)))
     gaps = values[:-1] / values[1:]
-    clear = (gaps > CLEAR_GAP) & (values[1:] / values[-1] < even)
+    # Of noise that is not the same in every unit, such as that of short floats, only the middle is a fair measure.
+    middle = values[(torch.arange(1, len(values), device=values.device) + len(values)) // 2]
+    clear = (gaps > CLEAR_GAP) & (values[1:] / middle < even)
     if bool(clear.any()):
         return int(torch.where(clear, gaps, 0).argmax()) + 1, True
     if float(values[-1]) <= float(floor):

@@ -12,7 +12,7 @@ weights are read. Which way is taken depends on shapes alone, so that runs repea
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -60,6 +60,15 @@ def for_second_derivatives(model: nn.Module) -> nn.Module:
     return model
 
 
+def made_of(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Put the tensors in the place of the model's own of these names, for good; shared ones stay shared."""
+    owned = [*model.named_parameters(), *model.named_buffers()]
+    instead = {id(own): tensors[name] for name, own in owned if name in tensors}
+    for layer in model.modules():
+        for table in (layer._parameters, layer._buffers):
+            table.update({name: instead.get(id(own), own) for name, own in table.items()})  # type: ignore[misc]
+
+
 @contextmanager
 def taking(model: nn.Module) -> Iterator[dict[str, list[Taken]]]:
     """Inside the block, the products of a model for second derivatives are put down, by the name of their weight."""
@@ -88,11 +97,12 @@ class _Multiplying:
 class _Convolution(_Multiplying, nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         assert not isinstance(self.padding, str)
-        geometry = Geometry(self.stride, self.padding, self.dilation, self.groups)
+        geometry, weights = Geometry(self.stride, self.padding, self.dilation, self.groups), self.weight.numel()
         if not input.is_cuda and input.dim() == 4:
-            small, (high, wide) = self.weight.numel() < MANY_WEIGHTS, geometry.positions(input, self.kernel_size)
+            small, (high, wide) = weights < MANY_WEIGHTS, geometry.positions(input, self.kernel_size)
             positions = len(input) * high * wide
-            few = positions * self.weight[0].numel() <= FEW_COPIES if small else positions <= self.out_channels
+            copies = positions * (weights // self.out_channels)
+            few = copies <= FEW_COPIES if small else positions <= self.out_channels
             if few and self.groups == 1:
                 product = _multiplied(self, _columns(input, self.kernel_size, geometry))
                 return product.view(self.out_channels, len(input), high, wide).transpose(0, 1).contiguous()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from fedprism.checks import whole
+from fedprism.checks import shown, whole
 from fedprism.errors import BadInput
 
 PAIRED_ENCODINGS = 5_000
@@ -54,8 +54,10 @@ def attack_cost(
     whole(examples, "examples", 2**53, 0)
     hours = {"hours_a_batch": hours_a_batch, "network_hours": network_hours, "pairing_hours": pairing_hours}
     for name, value in hours.items():
-        if not 0 <= value < math.inf:
-            raise BadInput(f"expected {name} to be a number of at least 0, found {value}; give the hours it takes.")
+        if not (isinstance(value, int | float) and 0 <= value < math.inf):
+            raise BadInput(
+                f"expected {name} to be a number of at least 0, found {shown(value)}; give the hours it takes."
+            )
     encodings = images * epochs
     return AttackCost(
         inversion=encodings / batch_size * hours_a_batch,

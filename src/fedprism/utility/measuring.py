@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedprism import devices, results
 from fedprism.checks import shown, whole
-from fedprism.defenses import Chain, Defense
+from fedprism.defenses import Chain, Defense, chain
 from fedprism.errors import BadInput
 from fedprism.randomness import generator, seeded_layers
 from fedprism.solvers import memory
@@ -126,7 +126,7 @@ def measure(
     defense are timed in turns; 0 leaves time_factor out. Nothing that is given is changed. Progress is reported in
     epochs (`fedprism.progress`).
     """
-    defense = defense or Chain()
+    defense = chain(defense) if defense is not None else Chain()
     schedule = Schedule(
         epochs=epochs,
         batch_size=batch_size,

@@ -281,15 +281,17 @@ def _chain(strategy: object) -> list[Any]:
 def _central_noise(strategy: object | None) -> CentralNoise | None:
     """How Flower's wrappers for differential privacy are set, as it is before a round is aggregated.
 
-    Those of the older API have the same names for it. DPFedAvgFixed and DPFedAvgAdaptive, which are deprecated, add
-    noise in another way and are not read.
+    Those of the older API have the same names for it, but for the deprecated DPFedAvgFixed and DPFedAvgAdaptive.
     """
     for part in _chain(strategy):
-        if all(hasattr(part, name) for name in ("clipping_norm", "noise_multiplier", "num_sampled_clients")):
+        deprecated = hasattr(part, "clip_norm")
+        norm = "clip_norm" if deprecated else "clipping_norm"
+        if all(hasattr(part, name) for name in (norm, "noise_multiplier", "num_sampled_clients")):
             return CentralNoise(
                 clipped_by="server" if "ServerSide" in type(part).__name__ else "client",
-                clipping_norm=float(part.clipping_norm),
+                clipping_norm=float(getattr(part, norm)),
                 noise_multiplier=float(part.noise_multiplier),
                 clients=int(part.num_sampled_clients),
+                added_to="updates" if deprecated else "mean",
             )
     return None

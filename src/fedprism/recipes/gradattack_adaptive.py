@@ -1,0 +1,116 @@
+"""Who knows the defense and who does not, for every defense whose work on an update can be repeated.
+
+A study in the form of Huang, Gupta, Song, Li, Arora, "Evaluating Gradient Inversion Attacks and Defenses in Federated
+Learning", NeurIPS 2021, which measures defenses by attackers who do not know them. Table 2 has the same two attackers
+for the paper's own defenses, mixing among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import fedprism as fp
+from fedprism.attacks import GradientMatching, Labels, bn_exact
+from fedprism.defenses import Cast, Clip, Defense, Prune, Quantize, SignCompression, Soteria
+from fedprism.recipes.base import Announce, Entry, Recipe, Row, Settings
+from fedprism.recipes.gradattack import (
+    CITATION,
+    ITERATIONS,
+    LPIPS_NOTE,
+    NULL,
+    ROUNDING,
+    STRANGERS,
+    Data,
+    Target,
+    attacked_network,
+    data_of,
+    descending,
+    in_batches,
+    invert,
+    pull_weight,
+    scored,
+    strangers,
+)
+from fedprism.recipes.measuring import LPIPS, PSNR
+from fedprism.recipes.sheets import contact_sheet
+
+SIZES, QUICK_SIZES = (16,), (2,)
+QUICK_ITERATIONS = 150
+NAIVE, ADAPTIVE = "naive", "adaptive"
+
+DEFENSES: tuple[Defense, ...] = (
+    fp.chain(),
+    Prune(0.9),
+    Prune(0.99),
+    Soteria(0.5),
+    Soteria(0.9),
+    Clip(0.1),
+    Cast("bfloat16"),
+    Quantize(4),
+    Quantize(2),
+    SignCompression(),
+    fp.chain(Prune(0.9), SignCompression()),
+)
+
+WHO = (
+    f"Both attackers are given labels and exact batch-norm statistics. {NAIVE}: it does not know the defense. "
+    f"{ADAPTIVE}: what can be repeated of the defense is inside its own gradients. Pruning is followed from the naive "
+    "answer on, for as many iterations again; Soteria's zeros are left out of the comparison; clipping is repeated. "
+    "Rounding is not, because it is flat almost everywhere: what was sent is compared before the rounding, so that the "
+    "two attackers are one."
+)
+
+
+def run(settings: Settings, announce: Announce) -> Iterator[Row]:
+    data, sizes = data_of(settings), settings.sizes_or(SIZES, QUICK_SIZES)
+    data.first(max(sizes) * settings.batches_or(1))  # before anything is trained
+    announce(f"{data.name}: training the attacked network")
+    target = Target(model=attacked_network(data, settings), normalization=data.normalization)
+    for defense in DEFENSES:
+        for size in sizes:
+            yield row(replace(target, defense=defense), size, data, settings, announce)
+
+
+def row(target: Target, size: int, data: Data, settings: Settings, announce: Announce) -> Row:
+    """One defense before both attackers; without a defense there is nothing to adapt to."""
+    images = data.first(size * settings.batches_or(1))
+    entries: dict[str, Entry] = {NAIVE: None, ADAPTIVE: None}
+    for name in (NAIVE,) if target.defense == fp.chain() else (NAIVE, ADAPTIVE):
+        announce(f"{target.defense!r}, batches of {size}: {name}")
+        threat = fp.threats.honest_but_curious.granting("labels", "batchnorm_exact")
+        threat = threat.granting("defense") if name == ADAPTIVE else threat
+        answers = invert(attack(settings), target, in_batches(images, size), threat, settings)
+        entries[name] = scored(answers, images, data.normalization, settings, method=attack(settings))
+    picture, caption = contact_sheet(entries)
+    nobody = strangers(data, len(images), size, settings)
+    return Row(
+        cell={"defense": repr(target.defense), "n": size},
+        entries={**entries, STRANGERS: scored(nobody, images, data.normalization, settings)},
+        notes=(effort(data, settings),),
+        picture=picture,
+        caption=caption,
+    )
+
+
+def attack(settings: Settings) -> GradientMatching:
+    method = descending(bn_exact(), settings.iterations_or(ITERATIONS, QUICK_ITERATIONS), settings)
+    return replace(method, labels=Labels.KNOWN, pull_weight=pull_weight(settings))
+
+
+def effort(data: Data, settings: Settings) -> str:
+    return (
+        f"{data.name}: a network trained for {data.attacked_epochs} epochs on {len(data.train):,} images, some of "
+        f"which are attacked; {settings.iterations_or(ITERATIONS, QUICK_ITERATIONS):,} iterations, batches a row: "
+        f"{settings.batches_or(1)}."
+    )
+
+
+RECIPE = Recipe(
+    name="gradattack-adaptive",
+    summary="Naive and adaptive attackers side by side, for every defense that can be repeated",
+    citation=f"{CITATION}; a study in its form",
+    shown=(LPIPS, PSNR),
+    run=run,
+    notes=(WHO, NULL, LPIPS_NOTE, ROUNDING),
+)
