@@ -10,6 +10,8 @@ import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -225,6 +227,27 @@ def test_dry_run_shows_the_grid_and_an_estimate(tmp_path: Path, capsys: pytest.C
     assert re.search(r"8 cells, (about|at least) \d+ (s|min)", printed)
     assert "MB of memory" in printed
     assert not out.exists()
+
+
+def test_what_happens_once_a_cell_is_not_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cells of 3 seconds and 10 ms an iteration or epoch, the first one of 40 seconds more: these are left out."""
+    ran: list[int] = []
+
+    def timed(setup: Any, device: str | None, cell: Any) -> SimpleNamespace:
+        ran.append(cell.attack.make().iterations if cell.kind == "attack" else setup.plan.utility.epochs)
+        return SimpleNamespace(seconds=3 + 0.01 * ran[-1] + 40 * (len(ran) == 1))
+
+    monkeypatch.setattr(estimate, "run_cell", timed)
+    setup = planned(
+        MATCHED.replace("iterations = 3", "iterations = 1000") + "\n[utility]\nepochs = 50\nseeds = [0, 1]\n"
+    )
+    cells = lay_out(setup).cells
+    assert {cell.kind for cell in cells} == {"attack", "utility"}
+    for cell in cells:
+        ran.clear()
+        whole = 3 + 0.01 * 1000 if cell.kind == "attack" else 2 * (3 + 0.01 * 50)
+        assert estimate._seconds(setup, "cpu", cell) == pytest.approx(whole)
+        assert max(ran) <= estimate.MORE
 
 
 def test_nothing_is_fetched_unless_the_command_says_so(

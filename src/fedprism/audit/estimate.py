@@ -19,10 +19,10 @@ from fedprism.audit.grid import Cell, Grid, UtilityCell
 from fedprism.audit.materials import Setup
 from fedprism.executing import Failure, Processes
 
-SHORTENED = 20
-"""Iterations of a shortened attack: enough that the start does not count for much."""
+FEW, MORE = 2, 22
+"""Iterations of a shortened attack: what more of them take is what an iteration takes, the rest happens once a cell."""
 PATIENCE = 45.0
-"""Seconds that a shortened cell may take, its process's start included; what takes longer is told as at least that."""
+"""Seconds that a cell's shortened forms may take, the process's start included; more is told as at least that."""
 MOST_WAITED_FOR = 2
 """Cells that may take too long before no further ones are tried."""
 MOST_PROBES = 12
@@ -119,37 +119,64 @@ def _probes(setup: Setup, device: str | None, cells: Sequence[Cell]) -> list[_Pr
 
 def _probe(setup: Setup, device: str | None, cell: Cell) -> _Probe:
     setup.materials()  # loaded once a worker, so not part of a cell's time
-    factor = 1.0
-    if isinstance(cell, UtilityCell):
-        wanted = setup.plan.utility
-        assert wanted is not None
-        short = wanted.model_copy(update={"epochs": 1, "seeds": wanted.seeds[:1], "timed_steps": 0})
-        factor = wanted.epochs * len(wanted.seeds)
-        setup = dataclasses.replace(setup, plan=setup.plan.model_copy(update={"utility": short}))
-        setup.materials()
-    else:
-        entry, factor = _shortened(cell.attack)
-        cell = dataclasses.replace(cell, attack=entry)
     place = devices.pick(device)
     if place.type == "cuda":
         torch.cuda.init()  # type: ignore[no-untyped-call]  # before that there is no peak to forget
         torch.cuda.reset_peak_memory_stats(place)
-    seconds = run_cell(setup, device, cell).seconds
+    seconds = _seconds(setup, device, cell)
     # What is reserved, not what is used of it: the rest is not there for others either.
     taken = torch.cuda.max_memory_reserved(place) if place.type == "cuda" else 0
-    return _Probe(seconds * factor, _peak_memory(), taken)
+    return _Probe(seconds, _peak_memory(), taken)
 
 
-def _shortened(entry: AttackEntry) -> tuple[AttackEntry, float]:
-    """The attack with few iterations, and how many times longer the whole one takes."""
+def _seconds(setup: Setup, device: str | None, cell: Cell) -> float:
+    """What a whole cell takes, told by two shortened ones. What a process does once only is over before they start."""
+
+    def taken(setup: Setup, cell: Cell) -> float:
+        return run_cell(setup, device, cell).seconds
+
+    if isinstance(cell, UtilityCell):
+        wanted = setup.plan.utility
+        assert wanted is not None
+        once, twice = _training(setup, 1), _training(setup, 2)
+        taken(once, cell)
+        short, long = taken(once, cell), taken(twice, cell)
+        return len(wanted.seeds) * _extended(short, long, wanted.epochs - 1)
+    whole = _iterations(cell.attack)
+    if whole is None or whole <= MORE:
+        return taken(setup, cell)
+    few, more = (dataclasses.replace(cell, attack=_shortened(cell.attack, number)) for number in (FEW, MORE))
+    taken(setup, few)
+    short, long = taken(setup, few), taken(setup, more)
+    return _extended(short, long, (whole - FEW) / (MORE - FEW))
+
+
+def _extended(short: float, long: float, times: float) -> float:
+    return short + times * max(0.0, long - short)
+
+
+def _training(setup: Setup, epochs: int) -> Setup:
+    """The audit with so many epochs of one seed's training."""
+    wanted = setup.plan.utility
+    assert wanted is not None
+    short = wanted.model_copy(update={"epochs": epochs, "seeds": wanted.seeds[:1], "timed_steps": 0})
+    setup = dataclasses.replace(setup, plan=setup.plan.model_copy(update={"utility": short}))
+    setup.materials()
+    return setup
+
+
+def _iterations(entry: AttackEntry) -> int | None:
+    """Of the attack, or of the one behind it; None where it has none."""
     if entry.then is not None:
-        after, factor = _shortened(entry.then)
-        return entry.model_copy(update={"then": after}), factor
+        return _iterations(entry.then)
     iterations = getattr(entry.make(), "iterations", None)
-    if not isinstance(iterations, int) or iterations <= SHORTENED:
-        return entry, 1.0
-    settings = {**entry.settings, "iterations": SHORTENED}
-    return entry.model_copy(update={"settings": settings}), iterations / SHORTENED
+    return iterations if isinstance(iterations, int) else None
+
+
+def _shortened(entry: AttackEntry, iterations: int) -> AttackEntry:
+    if entry.then is not None:
+        return entry.model_copy(update={"then": _shortened(entry.then, iterations)})
+    return entry.model_copy(update={"settings": {**entry.settings, "iterations": iterations}})
 
 
 def _sort(cell: Cell) -> tuple[object, ...]:
