@@ -12,6 +12,7 @@ from fedprism.audit import Audit
 from fedprism.report import advice, verdict
 from fedprism.report.configurations import Configuration, configurations
 from fedprism.report.judging import Leak, judge
+from fedprism.utility.measuring import NOTHING_LEARNED
 from planted_audits import NAMED, attack, captured, figure, utility
 
 
@@ -80,6 +81,13 @@ def test_a_high_price_and_its_guarantee_are_told() -> None:
     assert "It costs much accuracy" in found.cautions[0]
     assert "A step takes 2.50 times as long." in found.price
     assert "It guarantees every example epsilon 3 at delta 1e-05 over the whole training." in found.price
+
+
+def test_accuracies_of_a_model_that_learned_nothing_are_no_price() -> None:
+    entries = [attack(psnr=40.0), attack(defense="dp"), utility("none", 0.1), utility("dp", 0.1)]
+    assert not any("most frequent class" in sentence for sentence in advised(*entries).cautions)
+    entries[2] |= {"statuses": [NOTHING_LEARNED]}
+    assert any("most frequent class" in sentence for sentence in advised(*entries).cautions)
 
 
 def test_a_defense_that_was_tested_with_its_attacker_knowing_it_has_no_such_caution() -> None:

@@ -324,6 +324,12 @@ def test_training_that_diverges_says_so(data: tuple[fp.Batch, fp.Batch]) -> None
     assert measured(data, seeds=(7,), epochs=1).status == ""
 
 
+def test_training_that_learned_nothing_says_so(data: tuple[fp.Batch, fp.Batch]) -> None:
+    train, test = data
+    alike = fp.Batch(test.inputs, torch.zeros_like(test.labels))
+    assert measured((train, alike), seeds=(7,), epochs=1).status == utility.measuring.NOTHING_LEARNED
+
+
 def test_progress_is_told_epoch_by_epoch_over_all_seeds(data: tuple[fp.Batch, fp.Batch]) -> None:
     told: list[tuple[int, int]] = []
     with progress.listening(lambda done, total: told.append((done, total))):

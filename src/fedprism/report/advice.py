@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fedprism.audit.summary import HIGHER_IS_CLOSER
 from fedprism.report.configurations import NO_DEFENSE, Configuration, figure_in_words, label, number
 from fedprism.report.judging import Leak, judge, worst
+from fedprism.utility.measuring import NOTHING_LEARNED
 
 USUAL_LOSS = "cross_entropy"
 MUCH_ACCURACY = 0.1
@@ -230,6 +231,12 @@ def _costs_much(best: Option, bare: Option | None) -> bool:
 
 def _cautions(best: Option, choices: Sequence[Option]) -> tuple[str, ...]:
     sentences = []
+    bare = _without(best, choices) or best
+    if bare.cost is not None and NOTHING_LEARNED in bare.cost.statuses:
+        sentences.append(
+            "Trained without a defense the model is no better than always answering with the most frequent class, so "
+            "that accuracies say nothing about the price: give [utility] more epochs, or another lr."
+        )
     if _costs_much(best, _without(best, choices)):
         sentences.append("It costs much accuracy: test settings between it and those that leak more.")
     if best.labels_leaked:

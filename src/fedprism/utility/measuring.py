@@ -35,6 +35,9 @@ class Interval(NamedTuple):
     high: float
 
 
+NOTHING_LEARNED = "no better than always answering with the most frequent class; train longer or at another rate"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Utility:
     """What training under a defense came to.
@@ -171,8 +174,15 @@ def measure(
         epsilon=None if private is None else private.run,
         release_epsilon=None if private is None else private.release,
         delta=None if private is None else delta,
-        status=f"training diverged with seed {', '.join(map(str, strayed))}; lower lr" if strayed else "",
+        status=_status(accuracies, strayed, test),
     )
+
+
+def _status(accuracies: Sequence[float], strayed: Sequence[int], test: Batch) -> str:
+    if strayed:
+        return f"training diverged with seed {', '.join(map(str, strayed))}; lower lr"
+    guessing = float(test.labels.bincount().max()) / len(test)
+    return NOTHING_LEARNED if statistics.fmean(accuracies) <= guessing else ""
 
 
 def _network(model: nn.Module | Factory, seed: int) -> nn.Module:
