@@ -1,11 +1,13 @@
 """Cocktail party on FC-2 of width 256, trained: how exactly whole batches come back, and how fast.
 
     python benchmarks/cocktail_party.py --data-dir DATA [--sizes 8,16,32,64,128,192,256] [--batches 5] [--threads 1]
+    python benchmarks/cocktail_party.py --data-dir DATA --resume [--only "Tiny-ImageNet, FedAvg"]
     python benchmarks/cocktail_party.py --data-dir DATA --reduced --device cuda
 
 For CIFAR-10 and Tiny-ImageNet: separation alone and with the exact stage, on gradients; FedAvg updates at 128 samples;
 noise on the unit-norm gradient at 8 samples; and the published optimisation (25,000 Adam steps) on one batch of 64,
-timed in the same run. `--reduced`: batches of 64 only, two of each, and the published optimisation. Prints what is
+timed in the same run. `--reduced`: batches of 64 only, two of each, and the published optimisation. `--resume` keeps
+the rows that are stored and runs the others, of these only the ones whose name begins as `--only` says. Prints what is
 expected to hold and whether it does, and writes benchmarks/results/cocktail_party.json. Memory and features before a
 dense layer: benchmarks/cocktail_party_memory.py.
 """
@@ -15,8 +17,9 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 
@@ -30,6 +33,9 @@ from fedprism.scoring import match
 
 EXACT, SEPARATED = CocktailParty(), CocktailParty(exact=False)
 PUBLISHED = CocktailParty(objective=CocktailObjective(), exact=False, bias_scale=False)
+Case: TypeAlias = tuple[str, str]
+VICTIMS = {"CIFAR-10": fc2_cifar10, "Tiny-ImageNet": fc2_tiny_imagenet}
+NOISY, PUBLISHED_ROW = "unit-norm gradient, noise 1e-4, 8", "published objective, 64"
 LEAST_SEPARATED = {"CIFAR-10": 29.0, "Tiny-ImageNet": 36.0}
 MOST_LPIPS_AT_WIDTH = {"CIFAR-10": 0.15, "Tiny-ImageNet": 0.11}
 
@@ -44,6 +50,8 @@ def main() -> None:
         "--gradients-only", action="store_true", help="leave out FedAvg, noise and the published method"
     )
     parser.add_argument("--reduced", action="store_true", help="batches of 64 and the published method only")
+    parser.add_argument("--resume", action="store_true", help="keep the rows that are stored")
+    parser.add_argument("--only", default="", help='rows to run, by how they begin: "CIFAR-10, gradient, 256"')
     parser.add_argument("--device", default=None)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "cocktail_party.json")
     args = parser.parse_args()
@@ -52,48 +60,60 @@ def main() -> None:
     batches = range(args.batches or (2 if args.reduced else 5))
     settings = Settings(data_dir=args.data_dir, device=args.device)
     device = "GPU" if torch.cuda.is_available() and args.device != "cpu" else f"CPU, {args.threads} thread(s)"
-    rows: list[dict[str, object]] = []
-    for row in _rows(args, settings, sizes, batches):
-        rows.append(row)
-        print(json.dumps(row), flush=True)
-        _store(args.output, device, rows, complete=False)  # a run that is broken off leaves what it has
-    _store(args.output, device, rows, complete=True)
-    for sentence, held in _expectations(rows):
+    cases = _cases(sizes, gradients_only=args.gradients_only, reduced=args.reduced)
+    stored = json.loads(args.output.read_text())["rows"] if args.resume and args.output.exists() else []
+    rows: dict[Case, dict[str, object]] = {(row["data"], row["what"]): row for row in stored}
+    victims: dict[str, Victim] = {}
+    for data, what in cases:
+        if (data, what) in rows or not f"{data}, {what}".startswith(args.only):
+            continue
+        if data not in victims:
+            victims[data] = VICTIMS[data](settings)
+            print(victims[data].note, flush=True)
+        rows[data, what] = _row(victims[data], what, settings, batches)
+        print(json.dumps(rows[data, what]), flush=True)
+        _store(args.output, device, rows, cases)  # a run that is broken off leaves what it has
+    for sentence, held in _expectations(_in_order(rows, cases)):
         print("holds" if held else "DOES NOT HOLD", "-", sentence)
 
 
-def _store(path: Path, device: str, rows: list[dict[str, object]], *, complete: bool) -> None:
+def _cases(sizes: Sequence[int], *, gradients_only: bool, reduced: bool) -> list[Case]:
+    """Every row of a run, in order: the data and what is attacked."""
+    cases: list[Case] = []
+    for data in VICTIMS:
+        cases += [(data, f"gradient, {size}") for size in sizes]
+        if gradients_only:
+            continue
+        if not reduced:
+            cases += [(data, f"FedAvg, {size}") for size in (64, 128)]
+            cases += [(data, NOISY)] if data == "Tiny-ImageNet" else []
+        cases.append((data, PUBLISHED_ROW))
+    return cases
+
+
+def _in_order(rows: Mapping[Case, dict[str, object]], cases: Sequence[Case]) -> list[dict[str, object]]:
+    """The rows in the order of the cases; those of other runs last."""
+    return [rows[case] for case in [*cases, *(other for other in rows if other not in cases)] if case in rows]
+
+
+def _store(path: Path, device: str, rows: Mapping[Case, dict[str, object]], cases: Sequence[Case]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    stored = {"device": device, "complete": complete, "expected": dict(_expectations(rows)), "rows": rows}
+    ordered = _in_order(rows, cases)
+    complete = all(case in rows for case in cases)
+    stored = {"device": device, "complete": complete, "expected": dict(_expectations(ordered)), "rows": ordered}
     path.write_text(json.dumps(stored, indent=1) + "\n")
 
 
-def _rows(
-    args: argparse.Namespace, settings: Settings, sizes: Sequence[int], batches: range
-) -> Iterator[dict[str, object]]:
-    for make in (fc2_cifar10, fc2_tiny_imagenet):
-        victim = make(settings)
-        print(victim.note, flush=True)
-        for size in sizes:
-            measured = [_measure(victim, settings, size, number) for number in batches]
-            yield _row(victim, f"gradient, {size}", measured)
-        if args.gradients_only:
-            continue
-        if not args.reduced:
-            yield from _other_updates(victim, settings, batches)
-        yield {"data": victim.name, "what": "published objective, 64", **_published(victim, settings)}
-
-
-def _other_updates(victim: Victim, settings: Settings, batches: range) -> Iterator[dict[str, object]]:
-    """FedAvg at 64 and 128 samples, and noise at 8."""
-    averaged = fp.FedAvg(lr=1e-3, epochs=10, batch_size=32)
-    for size in (64, 128):
-        measured = [_measure(victim, settings, size, number, protocol=averaged) for number in batches]
-        yield _row(victim, f"FedAvg, {size}", measured)
-    if victim.name == "Tiny-ImageNet":
-        noise = fp.chain(fp.defenses.Clip(1.0, always=True), fp.defenses.GaussianNoise(1e-4))
-        measured = [_measure(victim, settings, 8, number, defense=noise) for number in batches]
-        yield _row(victim, "unit-norm gradient, noise 1e-4, 8", measured)
+def _row(victim: Victim, what: str, settings: Settings, batches: range) -> dict[str, object]:
+    if what == PUBLISHED_ROW:
+        return {"data": victim.name, "what": what, **_published(victim, settings)}
+    scenario: dict[str, object] = {}
+    if what.startswith("FedAvg"):
+        scenario["protocol"] = fp.FedAvg(lr=1e-3, epochs=10, batch_size=32)
+    elif what == NOISY:
+        scenario["defense"] = fp.chain(fp.defenses.Clip(1.0, always=True), fp.defenses.GaussianNoise(1e-4))
+    size = int(what.rpartition(", ")[2])
+    return _summary(victim, what, [_measure(victim, settings, size, number, **scenario) for number in batches])
 
 
 def _measure(victim: Victim, settings: Settings, size: int, number: int, **scenario: object) -> dict[str, object]:
@@ -145,7 +165,7 @@ def _timed(run: Callable[[], fp.Reconstruction]) -> tuple[float, fp.Reconstructi
     return time.perf_counter() - start, found
 
 
-def _row(victim: Victim, what: str, measured: list[dict[str, object]]) -> dict[str, object]:
+def _summary(victim: Victim, what: str, measured: list[dict[str, object]]) -> dict[str, object]:
     row: dict[str, object] = {"data": victim.name, "what": what, "batches": len(measured)}
     for name in ("separated", "exact"):
         runs = [m[name] for m in measured]

@@ -244,47 +244,46 @@ def main() -> None:
     parser.add_argument("--vgg16", action="store_true", help="also VGG-16 itself, fresh and trained: 3 GB of memory")
     parser.add_argument("-o", "--output", type=Path, default=None)
     options = parser.parse_args()
-    result = quick() if options.quick else measure(options.seeds, options.tampered_seeds, options.steps)
+    result = dict[str, Any]()
+    for name, part in parts(options):
+        result[name] = part
+        if options.output is not None:  # after each part: what a stopped run has is not lost
+            options.output.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result["totals"], indent=1))
+
+
+def parts(options: argparse.Namespace) -> Iterator[tuple[str, Any]]:
+    """What the result consists of, each part when it is done."""
+    yield from quick() if options.quick else measure(options.seeds, options.tampered_seeds, options.steps)
     if options.vgg16:
         with tempfile.TemporaryDirectory() as folder:
-            result["vgg16"] = large(Path(folder))
-    print(json.dumps(result["totals"], indent=1))
-    if options.output is not None:
-        options.output.write_text(json.dumps(result, indent=1) + "\n")
+            yield "vgg16", large(Path(folder))
 
 
 def innocent(steps: int) -> Iterator[Cell]:
     return chain(honest(steps), other_kinds(steps))
 
 
-def quick() -> dict[str, Any]:
+def quick() -> Iterator[tuple[str, Any]]:
     """Every eighth cell: under ten seconds."""
     clean = counted(islice(innocent(2), 0, None, 8), 1)
-    return {"totals": totals(clean, counted(islice(tampered(2), 0, None, 8), 1))}
+    yield "totals", totals(clean, counted(islice(tampered(2), 0, None, 8), 1))
 
 
-def measure(seeds: int, tampered_seeds: int, steps: int) -> dict[str, Any]:
-    clean, traps = counted(innocent(steps), seeds), counted(tampered(steps), tampered_seeds)
-    new_clean, new_traps = counted(innocent(steps), 1, HELD_OUT), counted(tampered(steps), 1, HELD_OUT)
-    return {
-        "torch": torch.__version__,
-        "machine": platform.machine(),
-        "seeds": {"honest": seeds, "tampered": tampered_seeds},
-        "steps": steps,
-        "totals": totals(clean, traps),
-        "honest": clean,
-        "tampered": traps,
-        "held out": {
-            "seed": HELD_OUT,
-            "totals": totals(new_clean, new_traps),
-            "honest": new_clean,
-            "tampered": new_traps,
-        },
-        "reads": readings(tampered_seeds),
-        "with code": with_code(seeds, steps),
-        "with reference": with_reference(seeds, steps),
-        "data folder": real_models(),
-    }
+def measure(seeds: int, tampered_seeds: int, steps: int) -> Iterator[tuple[str, Any]]:
+    yield "torch", torch.__version__
+    yield "machine", platform.machine()
+    yield "seeds", {"honest": seeds, "tampered": tampered_seeds}
+    yield "steps", steps
+    yield "honest", (clean := counted(innocent(steps), seeds))
+    yield "tampered", (traps := counted(tampered(steps), tampered_seeds))
+    yield "totals", totals(clean, traps)
+    clean, traps = counted(innocent(steps), 1, HELD_OUT), counted(tampered(steps), 1, HELD_OUT)
+    yield "held out", {"seed": HELD_OUT, "totals": totals(clean, traps), "honest": clean, "tampered": traps}
+    yield "reads", readings(tampered_seeds)
+    yield "with code", with_code(seeds, steps)
+    yield "with reference", with_reference(seeds, steps)
+    yield "data folder", real_models()
 
 
 def totals(clean: list[dict[str, Any]], traps: list[dict[str, Any]]) -> dict[str, Any]:

@@ -70,6 +70,8 @@ LARGE, FEW = 16, 6
 LR, TV = 0.1, 5e-4
 """Ours is the sum of two means, the peer's the mean over both directions, so its weight is twice as large."""
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+SLOPES = "slope"
+"""What stands before how the slope was found, in what is said of the iterations."""
 KWARGS = {"lenet": {"input_shape": [3, 32, 32], "classes": 10}, "resnet18": {"classes": 10}}
 
 
@@ -143,7 +145,7 @@ def ours(task: Problem, iterations: int, device: str, engine: Engine) -> tuple[T
     )
     found = fp.run(attack, task.observation, device=device)
     assert found.inputs is not None
-    return found.inputs, str(found.diagnostics["stepping"])
+    return found.inputs, f"{found.diagnostics['stepping']}; {SLOPES}: {found.diagnostics['slopes']}"
 
 
 def plain_loop(task: Problem, iterations: int, device: str) -> tuple[Tensor, str]:
@@ -211,15 +213,16 @@ def timed(attack: Callable[[int], tuple[Tensor, str]], iterations: int, device: 
     }
 
 
-def flops(task: Problem) -> int:
-    """Of one iteration: one pass forward, two back for the gradient, four for its derivative by the inputs.
+def flops(task: Problem, stepping: str = "") -> int:
+    """Of one iteration: a pass forward, two back for the gradient, four for its derivative by the inputs, or two where
+    `stepping` says that this is a difference.
 
     Each costs what the pass forward costs, of which products and convolutions are counted.
     """
     model, counter = task.model.cpu().eval(), FlopCounterMode(display=False)
     with torch.no_grad(), counter:
         model(task.start)
-    return 7 * counter.get_total_flops()
+    return (5 if f"{SLOPES}: the difference" in stepping else 7) * counter.get_total_flops()
 
 
 def matrix_rate(device: str, tf32: bool) -> float:
@@ -263,7 +266,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--cases", nargs="+", default=None, metavar="NETWORK:BATCH")
-    parser.add_argument("--engines", nargs="+", default=["graph"], help="such as plain, graph, graph+autotune+tf32")
+    parser.add_argument(
+        "--engines", nargs="+", default=["graph+differences"], help="such as plain, graph, graph+autotune+tf32"
+    )
     parser.add_argument("--iterations", type=int, default=None)
     parser.add_argument("--peer-python", default=sys.executable, help="interpreter with breaching installed")
     parser.add_argument("--peer-path", default=None, help="folder with breaching and what it needs")
@@ -277,7 +282,6 @@ def main() -> None:
         network, _, size = case.partition(":")
         task = problem(network, int(size), args.device)
         iterations = args.iterations or iterations_of(network, int(size), args.device)
-        work = flops(task)
         results = {"breaching 0.1.2": breaching(task, iterations, args.device, peer)}
         results["plain loop"] = timed(lambda n, task=task: plain_loop(task, n, args.device), iterations, args.device)
         for words in args.engines:
@@ -295,6 +299,7 @@ def main() -> None:
             assert isinstance(found, Tensor)
             seconds = float(str(result["clock" if args.device == "cuda" else "processor"]))
             row |= {"rate": iterations / seconds, "psnr": psnr(found, task.batch), "stepping": result["stepping"]}
+            work = flops(task, str(result["stepping"]))
             row["share of the matrix rate"] = work * iterations / seconds / rates["tf32" in tool]
             if not tool.startswith("fedprism"):
                 others[tool] = iterations / seconds

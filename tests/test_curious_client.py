@@ -89,6 +89,16 @@ def test_its_own_share_is_clipped_as_it_was_sent(protocol: Any, photos: fp.data.
     assert far(seen.update, {name: scale * tensor for name, tensor in sent.items()}) < 1e-9
 
 
+@pytest.mark.parametrize("defense", [fp.defenses.Soteria(0.5), fp.defenses.Prune(0.9)], ids=repr)
+def test_its_own_share_leaves_out_what_was_not_sent(defense: fp.defenses.Defense, photos: fp.data.ImageSet) -> None:
+    """What a client removed by looking at its own data it can remove again."""
+    observation, truth = played(photos, 3, 1, defense=defense, threat=CURIOUS.granting("defense"))
+    assert truth.updates is not None
+    reduced = OtherClients().explained(observation)
+    assert far(reduced.parts[0].rounds[0].update, truth.updates[1]) < 1e-9
+    assert reduced.status == OthersStatus.ONE
+
+
 def test_rounds_that_it_sat_out_and_rounds_without_others(photos: fp.data.ImageSet) -> None:
     there = torch.tensor([[1, 1, 0], [0, 1, 1], [1, 0, 0]], dtype=torch.bool)
     threat = CURIOUS.granting("participation")

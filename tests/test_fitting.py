@@ -13,6 +13,7 @@ import fedprism as fp
 from fedprism.attacks import GradientMatching, Labels, TotalVariation
 from fedprism.attacks.fitting import bytes_a_sample
 from fedprism.attacks.forward import QuickForward, forward_model
+from fedprism.attacks.two_losses import ClientLosses
 
 SIZE, CLASSES = 5, 4
 ATTACK = GradientMatching(labels=Labels.KNOWN, iterations=20, lr=0.02, priors=(TotalVariation(1e-4),))
@@ -52,7 +53,7 @@ def test_as_many_samples_go_together_as_memory_holds() -> None:
     forward = forward_model(observation, observation.rounds[0])
     quick = QuickForward(forward)
     batch = fp.Batch(torch.zeros(SIZE, 1, 6, 6, dtype=torch.float64), observation.knowledge.labels)  # type: ignore[arg-type]
-    each = bytes_a_sample(quick, batch)
+    each = bytes_a_sample(quick, batch, ClientLosses(quick, batch).passes)
     # The images themselves, what the convolution made of them and what the sigmoid did, at the very least.
     assert each > 8 * (36 + 2 * 4 * 36)
     params = 8 * sum(tensor.numel() for tensor in forward.params.values())
@@ -69,7 +70,7 @@ def test_counting_leaves_nothing_in_memory() -> None:
     batch = fp.Batch(torch.zeros(SIZE, 1, 6, 6, dtype=torch.float64), observation.knowledge.labels)  # type: ignore[arg-type]
     gc.collect()
     before = _tensors()
-    bytes_a_sample(quick, batch)
+    bytes_a_sample(quick, batch, quick)
     assert _tensors() == before
 
 

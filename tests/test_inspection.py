@@ -427,7 +427,7 @@ def test_checks_are_named_and_described(name: str) -> None:
 def test_the_benchmark_runs_in_its_quick_form(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     benchmark = importlib.import_module("inspection")
-    totals = benchmark.quick()["totals"]
+    totals = dict(benchmark.quick())["totals"]
     assert totals["false alarms"]["flagged"] == 0
     assert totals["tampered, plain"]["rate"] == 1.0
     assert benchmark.wilson(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-3)

@@ -14,7 +14,8 @@ from torch.autograd.graph import get_gradient_edge
 import fedprism as fp
 from fedprism import progress
 from fedprism.attacks import Engine, GradientMatching, TotalVariation, cosine
-from fedprism.attacks.forward import QuickForward, SmallerThanSent, forward_model, repeatable
+from fedprism.attacks.forward import QuickForward, forward_model, moments_in_passing, repeatable
+from fedprism.attacks.pruned import SignsOfTheLargest, SmallerThanSent
 from fedprism.batchnorm import layer_moments
 from fedprism.defenses import Clip, Context, DpSgd, GaussianNoise, Prune, SignCompression
 from fedprism.defenses.pruning import KeepSupport
@@ -86,7 +87,7 @@ def test_batch_norm_statistics_are_read_in_passing(unbiased: bool, network: nn.M
     observation, _ = fp.simulate(fp.Scenario(model=network, clients=[batch]), fp.threats.honest_but_curious)
     forward = forward_model(observation, observation.rounds[0])
     quick = QuickForward(forward)
-    in_passing = quick.moments_in_passing(unbiased=unbiased)
+    in_passing = moments_in_passing(quick.model, unbiased=unbiased)
     quick(guess, batch.labels)
     expected = layer_moments(forward.model, forward.params, forward.buffers, guess, unbiased=unbiased)
     torch.testing.assert_close(in_passing(guess), list(expected.values()))
@@ -97,7 +98,7 @@ def test_nothing_of_an_iteration_lives_on_to_the_next(network: nn.Module, rng: t
     batch, guess = random_batch(3, rng), random_batch(3, rng).inputs.requires_grad_()
     observation, _ = fp.simulate(fp.Scenario(model=network, clients=[batch]), fp.threats.honest_but_curious)
     quick = QuickForward(forward_model(observation, observation.rounds[0]))
-    in_passing = quick.moments_in_passing(unbiased=False)
+    in_passing = moments_in_passing(quick.model, unbiased=False)
 
     def iterate() -> None:
         sent = sum(tensor.square().sum() for tensor in quick(guess, batch.labels))
@@ -254,6 +255,16 @@ class TestPruningFollowed:
         assert compared["w"].tolist() == pytest.approx([3.0, 6.0, -2.0, 8.0, 0.0])
         assert compared["silent"].tolist() == [1.0, -2.0]
 
+    def test_signs_that_were_sent_count_up_to_where_the_guess_would_have_been_cut(self, rng: torch.Generator) -> None:
+        observed = {"w": torch.tensor([0.0, 3.0, 0.0, -3.0, 0.0]), "silent": torch.zeros(2)}
+        followed = SignsOfTheLargest.of(observed)
+        # Two were sent, and the second largest of the guess is 6. Those sent have a mean magnitude of 4.
+        guess = {"w": torch.tensor([9.0, 2.0, -5.0, -6.0, 4.0]), "silent": torch.tensor([1.0, -2.0])}
+        compared = followed.on_update(guess, Context(), rng)
+        assert compared["w"].tolist() == pytest.approx([3.0, 2 * 4 / 6, 0.0, -4.0, 0.0])
+        assert compared["silent"].tolist() == [1.0, -2.0]
+        assert followed.on_update({"w": torch.zeros(5)}, Context(), rng)["w"].tolist() == [0.0] * 5
+
     @pytest.mark.parametrize("after", [fp.chain(), Clip(0.01), SignCompression()])
     def test_the_true_batch_loses_nothing(
         self, after: fp.defenses.Defense, network: nn.Module, rng: torch.Generator
@@ -266,6 +277,8 @@ class TestPruningFollowed:
         sent = [tensor != 0 for tensor in forward.target]
         assert all(bool((g[~s].abs() <= 1e-9).all()) for g, s in zip(own, sent, strict=True))
         assert any(bool((~s).any()) for s in sent)
+        if after == SignCompression():  # what is compared is what was sent
+            assert all(torch.allclose(g, t, atol=1e-7) for g, t in zip(own, forward.target, strict=True))
 
     def test_it_is_followed_from_the_answer_that_ignores_it(self, rng: torch.Generator) -> None:
         images = fp.data.load("photos", size=16)

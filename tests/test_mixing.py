@@ -200,11 +200,20 @@ def test_the_full_study_has_every_cell_of_the_paper() -> None:
     for network in ("dense", "lenet"):
         own = [case for case in full if case.network == network]
         assert {case.size for case in own} == ({1, 2, 4, 6} if network == "dense" else {1, 2, 4, 8})
-        calls = {"550 x 20 x 0.05"} if network == "dense" else set()
-        assert {str(case.effort) for case in own} == {"550 x 0.05", "1200 x 0.025"} | calls
+        calls, single = {"550 x 20 x 0.05", "1200 x 20 x 0.025"}, {"550 x 0.05", "1200 x 0.025"}
+        assert {str(case.effort) for case in own} == calls | single
         assert {case.data for case in own} == {"mnist", "lfw"}
         assert {case.loss for case in own} == {"cross_entropy", "softmax_mse", "mse"}
     assert len(full) == len(set(full))
+
+
+def test_the_steps_of_an_iteration_are_the_papers_first_and_one_in_a_quick_run() -> None:
+    steps = [case.effort.inner for case in cases(Settings())]
+    assert steps == sorted(steps, reverse=True)
+    assert set(steps) == {20, 1}
+    assert {str(case.effort) for case in cases(Settings(quick=True))} == {"40 x 0.05"}
+    shortened = {str(case.effort) for case in cases(Settings(iterations=7))}
+    assert shortened == {"7 x 20 x 0.05", "7 x 0.05"}  # and no control, which has more
 
 
 def test_a_strategy_is_a_defense() -> None:

@@ -15,6 +15,7 @@ from fedprism.attacks import Disguise, Mkor, Reference, Smoothest, mkor, mkor_in
 from fedprism.attacks.mkor_calibration import calibrated
 from fedprism.attacks.mkor_filters import Layout, blurs
 from fedprism.attacks.mkor_head import Head
+from fedprism.attacks.mkor_reading import within_range
 from fedprism.attacks.mkor_stack import stack_of
 from fedprism.recipes import mkor as recipe
 from fedprism.recipes.base import Settings
@@ -73,12 +74,34 @@ def test_every_image_is_what_its_windows_say(method: Mkor, photos: fp.data.Image
     assert found.status.startswith("every class in the batch could be read;")
 
 
-def test_without_an_absent_class_there_is_nothing_to_compare_with(photos: fp.data.ImageSet) -> None:
-    found, _ = attack(mkor(), chain(), photos.batch(range(CLASSES)))
+def test_without_an_absent_class_the_range_of_pixels_tells_what_rows_have_in_common(photos: fp.data.ImageSet) -> None:
+    found, truth = attack(mkor(), chain(), photos.batch(range(CLASSES)))
+    assert found.labels is not None
+    assert found.inputs is not None
+    assert found.labels.tolist() == list(range(CLASSES))
+    assert "between 0 and 1" in found.status
+    wanted = expected(by_label(found, truth))
+    mean = wanted.mean(0, keepdim=True).expand_as(wanted)
+    assert fp.metrics.psnr(found.inputs, wanted).mean() > fp.metrics.psnr(mean, wanted).mean() + 5
+
+
+def test_without_an_absent_class_there_is_nothing_to_compare_with_behind_dropout(photos: fp.data.ImageSet) -> None:
+    found, _ = attack(mkor(), chain(dropout=0.3), photos.batch(range(CLASSES)), training=True)
     assert found.inputs is not None
     assert len(found.inputs) == 0
     assert found.diagnostics["unread_classes"] == list(range(CLASSES))
     assert "no class is absent" in found.status
+
+
+@pytest.mark.parametrize("extremes", [False, True])
+def test_the_range_tells_all_where_it_leaves_no_room(extremes: bool, rng: torch.Generator) -> None:
+    features, counts = torch.rand(6, 2, 5, generator=rng, dtype=torch.float64), torch.tensor([1, 2, 1, 3, 1, 1])
+    features[0] = 1.0  # a class of one sample, all white
+    if not extremes:
+        features[4] = 0.0
+    common = torch.rand(2, 5, generator=rng, dtype=torch.float64)
+    lacking = features - common / counts.view(-1, 1, 1)
+    torch.testing.assert_close(within_range(lacking, counts, extremes=extremes), features)
 
 
 def test_the_dump_class_is_lost_and_said_to_be(photos: fp.data.ImageSet) -> None:

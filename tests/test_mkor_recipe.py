@@ -42,10 +42,22 @@ def test_the_papers_modified_network_gives_every_image_away() -> None:
     settings = Settings(quick=True)
     victim = recipe.poolless(recipe.small_chain(settings), settings)
     cell = recipe.Cell(victim=victim, size=6, batches=1)
-    (outcome,) = recipe.play(cell, recipe.only_midpoint(), settings, lambda _: None, "").values()
-    assert isinstance(outcome, Outcome)
-    assert outcome.values[recipe.ANSWERED] == (1.0,)
-    assert outcome.values[recipe.PSNR][0] > 100
+    for outcome in recipe.play(cell, recipe.only_midpoint(), settings, lambda _: None, "").values():
+        assert isinstance(outcome, Outcome)
+        assert outcome.values[recipe.ANSWERED] == (1.0,)
+        assert outcome.values[recipe.PSNR][0] > 100
+
+
+def test_without_hidden_layers_noise_hides_images_behind_the_dump_class_but_not_behind_equal_logits() -> None:
+    """The dump class's row is the sum of all images, to which the noise is relative."""
+    settings = Settings(quick=True)
+    victim = recipe.poolless(recipe.small_chain(settings), settings)
+    cell = recipe.Cell(victim=victim, size=6, batches=1, noise=0.1)
+    entries = recipe.play(cell, recipe.only_midpoint(), settings, lambda _: None, "")
+    values = {name: entry.values for name, entry in entries.items() if isinstance(entry, Outcome)}
+    assert values[recipe.EQUAL][recipe.ANSWERED] == (1.0,)
+    assert values[recipe.EQUAL][recipe.PSNR][0] > 25
+    assert values[recipe.DUMP][recipe.PSNR][0] < values[recipe.EQUAL][recipe.PSNR][0] - 5
 
 
 def test_every_table_has_its_column_of_modified_networks() -> None:

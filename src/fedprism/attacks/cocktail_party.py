@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedprism import losses, progress
 from fedprism.attacks.base import Attack, only_round
+from fedprism.attacks.entrance import Entrance, entrance_of
 from fedprism.attacks.forward import FORWARD_USES, QuickForward, forward_model, input_box, one_local_step
 from fedprism.attacks.splitting import features_before, network_behind
 from fedprism.attacks.structure import DenseLayer, Trace, trace
@@ -40,6 +41,10 @@ from fedprism.solvers.ica import StudentICA, unmix
 from fedprism.solvers.published import CocktailObjective
 from fedprism.types import Ambiguity, Observation, Reconstruction, Round
 
+RUNNING_STATISTICS = (
+    "of what the layer was fed: {}; brightness and contrast of each channel are by the running batch-norm statistics, "
+    "which a client in train mode does not use"
+)
 VISIBLE = 0.01
 """Noise below this share of an image's contrast is left alone."""
 
@@ -91,13 +96,17 @@ class CocktailParty(Attack):
                 "cocktail-party expects a dense layer and its gradient, found none in this model and update; "
                 "use gradient-matching instead."
             )
-        found = self._separate(observation, seen, network, layer)
+        entrance = entrance_of(observation, layer)
+        found = self._separate(observation, seen, network, layer, entrance)
         shape = observation.knowledge.input_shape or ()
         inputs: Tensor | None = None
         features, cosines, status = None, None, found.status
-        if layer is network.fed_by_input():
-            inputs = found.samples.view(-1, *shape)
-            inputs = _denoised(inputs, found.noise) if self.denoise else inputs
+        if entrance is not None:
+            fed = found.samples.view(-1, *shape)
+            fed = _denoised(fed, found.noise) if self.denoise else fed
+            inputs = entrance.inputs(fed.flatten(1), scaled=found.scaled).view(-1, *shape)
+            if entrance.by_running_statistics:
+                found, status = found._replace(exact=False), RUNNING_STATISTICS.format(status)
         else:
             features = found.samples if found.scaled else found.samples.abs()  # most features are not negative
             inputs, cosines = self._invert(observation, seen, layer, found._replace(samples=features), rng)
@@ -122,17 +131,22 @@ class CocktailParty(Attack):
             },
         )
 
-    def _separate(self, observation: Observation, seen: Round, network: Trace, layer: DenseLayer) -> _Found:
-        """The layer's inputs, one row a sample."""
+    def _separate(
+        self, observation: Observation, seen: Round, network: Trace, layer: DenseLayer, entrance: Entrance | None
+    ) -> _Found:
+        """What the layer was fed, one row a sample."""
         sign = -1.0 if seen.kind == "delta" else 1.0
         weight_grad = sign * seen.update[layer.weight]
         with_bias = self.bias_scale and layer.bias is not None and layer.bias in seen.update
         bias_grad = sign * seen.update[layer.bias or ""] if with_bias else None
         size = observation.knowledge.batch_size
         components = size if isinstance(size, int) else None
-        shape = observation.knowledge.input_shape
-        image_shape = shape if layer is network.fed_by_input() else None
-        box = None if image_shape is None else _flat_box(observation, image_shape)
+        if components is not None and components < 1:
+            raise BadInput(
+                f"expected a batch_size of at least 1, found {components}; leave it out to have samples counted."
+            )
+        image_shape = None if entrance is None else observation.knowledge.input_shape
+        box = None if entrance is None or image_shape is None else _flat_box(observation, image_shape, entrance)
         behind = None if observation.knowledge.loss is None else _behind(observation, seen, network, layer)
         if not self.exact or behind is None:
             separated = unmix(
@@ -287,13 +301,13 @@ def _rounding(seen: Round, layer: DenseLayer) -> float:
     return errors / max(float(update.norm()), torch.finfo(weight.dtype).tiny)
 
 
-def _flat_box(observation: Observation, shape: tuple[int, ...]) -> tuple[Tensor, Tensor] | None:
-    """The range of the inputs as they come out of a separation, (1, d) each; None where it is unknown."""
+def _flat_box(observation: Observation, shape: tuple[int, ...], entrance: Entrance) -> tuple[Tensor, Tensor] | None:
+    """The range of what comes out of a separation, (1, d) each; None where it is unknown."""
     box = input_box(observation)
     if box is None:
         return None
     low, high = (bound.expand(1, *shape).flatten(1) for bound in box)
-    return low, high
+    return entrance.box(low, high)
 
 
 def _denoised(images: Tensor, noise: Tensor) -> Tensor:

@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedprism import losses
+from fedprism.attacks.pruned import FollowedPruning, SignsOfTheLargest, SmallerThanSent
 from fedprism.batchnorm import Normalise, batchnorm_layers, buffers_of, normalised
 from fedprism.client import FedAvg, FedSGD, Protocol, batch_gradient, local_update
 from fedprism.defenses.base import Chain, Context, Defense, chain
+from fedprism.defenses.compression import SignCompression
 from fedprism.defenses.pruning import Prune
 from fedprism.errors import BadInput, MissingKnowledge, NotApplicable
 from fedprism.solvers.distances import Sent
@@ -59,11 +61,11 @@ class Forward:
 
     @property
     def follows_pruning(self) -> bool:
-        return any(isinstance(part, SmallerThanSent) for part in _parts(self.defense))
+        return any(isinstance(part, FollowedPruning) for part in _parts(self.defense))
 
     def ignoring_pruning(self) -> Forward:
         """The same, with every other part of the defense."""
-        others = (part for part in _parts(self.defense) if not isinstance(part, SmallerThanSent))
+        others = (part for part in _parts(self.defense) if not isinstance(part, FollowedPruning))
         return dataclasses.replace(self, defense=chain(*others))
 
 
@@ -76,6 +78,7 @@ class QuickForward:
 
     def __init__(self, forward: Forward, *, channels_last: bool = False) -> None:
         self.plain = leaves_batch_alone(forward.defense)
+        self.forward_model = forward.model
         self.model = for_second_derivatives(forward.model) if self.plain else forward.model
         self.forward = dataclasses.replace(forward, model=self.model)
         self.loss = forward.defense.on_loss(forward.loss)
@@ -118,7 +121,7 @@ class QuickForward:
         return lambda inputs, labels: self._with_factors(factored, Batch(inputs, labels))
 
     def _with_factors(self, factored: Sequence[str], batch: Batch) -> list[Tensor | Factors]:
-        self._reset()
+        self.reset()
         written = {name: weight for name, weight in self.trained.items() if name not in factored}
         with taking(self.model) as taken:
             held = {**self.frozen, **self.scratch, **{name: self.trained[name].detach() for name in factored}}
@@ -137,35 +140,36 @@ class QuickForward:
         update |= zip(factored, factors, strict=True)
         return [update[name] for name in self.forward.names]
 
-    def moments_in_passing(self, *, unbiased: bool) -> Callable[[Tensor], list[Moments]]:
-        """What `layer_moments` would say of the inputs that were asked for last, without a pass of its own.
-
-        It is said once: kept until the next pass, the moments would keep the whole autograd graph of this one alive,
-        its memory and nodes that belong to the CUDA stream on which it was made.
-        """
-        found: dict[str, Moments] = {}
-        for name, layer in batchnorm_layers(self.model).items():
-
-            def watch(layer: nn.Module, args: tuple[Tensor, ...], name: str = name) -> None:
-                found[name] = channel_moments(args[0], unbiased=unbiased)
-
-            layer.register_forward_pre_hook(watch)
-        return lambda inputs: [found.pop(name) for name in batchnorm_layers(self.model)]
-
     def __call__(self, inputs: Tensor, labels: Tensor) -> list[Tensor]:
         forward = self.forward
         if not self.direct:
             return forward(inputs, labels)
-        self._reset()
+        self.reset()
         batch = Batch(inputs, labels)
         update = batch_gradient(self.model, self.trained, None, batch, self.loss, create_graph=True)
         here = Context(model=self.model, params=self.params, batch=batch)
         update = forward.defense.on_update(update, here, torch.Generator())
         return [update[name] for name in forward.names]
 
-    def _reset(self) -> None:
+    def reset(self) -> None:
         for name in self.rewritten:
             self.scratch[name].copy_(self.forward.buffers[name])
+
+
+def moments_in_passing(model: nn.Module, *, unbiased: bool) -> Callable[[Tensor], list[Moments]]:
+    """What `layer_moments` would say of the inputs that the model was asked for last, without a pass of its own.
+
+    It is said once: kept until the next pass, the moments would keep the whole autograd graph of this one alive,
+    its memory and nodes that belong to the CUDA stream on which it was made.
+    """
+    found: dict[str, Moments] = {}
+    for name, layer in batchnorm_layers(model).items():
+
+        def watch(layer: nn.Module, args: tuple[Tensor, ...], name: str = name) -> None:
+            found[name] = channel_moments(args[0], unbiased=unbiased)
+
+        layer.register_forward_pre_hook(watch)
+    return lambda inputs: [found.pop(name) for name in batchnorm_layers(model)]
 
 
 def leaves_batch_alone(defense: Defense) -> bool:
@@ -222,52 +226,25 @@ def forward_model(
 
 
 def repeatable(defense: Defense, seen: Round) -> Defense:
-    """Every part of a defense that an attacker can repeat, in order; of pruning one client's update, `SmallerThanSent`.
+    """Every part of a defense that an attacker can repeat, in order; of pruning one client's update, how it follows it.
 
     In a sum over clients an entry may be missing from some updates and not from others, so that its size says nothing.
     """
+    parts = _parts(defense)
     return chain(
         *(
-            SmallerThanSent.of(seen.update)
+            _followed(seen.update, parts[number + 1 :])
             if isinstance(part, Prune) and seen.clients == 1
             else part.deterministic(seen.update)
-            for part in _parts(defense)
+            for number, part in enumerate(parts)
         )
     )
 
 
-@dataclass(frozen=True)
-class SmallerThanSent(Defense):
-    """Pruning as an attacker can follow it: an entry that was not sent counts by what it exceeds the smallest sent one.
-
-    Comparing the entries that were sent alone forgets that the others are known to be small, comparing all of them
-    with zero wants them smaller than they were; the true batch loses nothing here, and the objective stays continuous.
-    `sent` says which entries were sent, `smallest` how large the smallest of a tensor's is, as a share of the length
-    of all that were: later parts of the defense may have scaled them.
-    """
-
-    sent: Update
-    smallest: Update
-
-    @classmethod
-    def of(cls, observed: Update) -> SmallerThanSent:
-        sent = {name: tensor != 0 for name, tensor in observed.items()}
-        return cls(sent, {name: _smallest_share(tensor) for name, tensor in observed.items()})
-
-    def on_update(self, update: Update, context: Context, rng: torch.Generator) -> Update:
-        return {name: self._compared(tensor, name) for name, tensor in update.items() if name in self.sent}
-
-    def _compared(self, tensor: Tensor, name: str) -> Tensor:
-        sent = self.sent[name]
-        limit = self.smallest[name] * torch.linalg.vector_norm(tensor.detach() * sent)
-        return torch.where(sent, tensor, tensor - tensor.clamp(-limit, limit))
-
-
-def _smallest_share(tensor: Tensor) -> Tensor:
-    """The smallest magnitude above zero over the length; 0 where all are zero, since pruning always keeps an entry."""
-    magnitude = tensor.abs()
-    smallest = torch.where(magnitude > 0, magnitude, torch.inf).amin() / torch.linalg.vector_norm(tensor)
-    return torch.where(smallest.isfinite(), smallest, 0.0)
+def _followed(observed: Update, later: Sequence[Defense]) -> Defense:
+    """How pruning is followed, by what came after it."""
+    signs = any(isinstance(part, SignCompression) for part in later)
+    return SignsOfTheLargest.of(observed) if signs else SmallerThanSent.of(observed)
 
 
 def local_protocol(observation: Observation, seen: Round) -> FedAvg:

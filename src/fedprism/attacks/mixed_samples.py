@@ -22,7 +22,7 @@ from torch import Tensor
 from fedprism import progress
 from fedprism.attacks.base import Attack
 from fedprism.attacks.encodings import each_update, known_labels, mixtures_behind
-from fedprism.attacks.forward import Forward, QuickForward, forward_model, input_box
+from fedprism.attacks.forward import Forward, QuickForward, forward_model, input_box, moments_in_passing
 from fedprism.attacks.gradient_matching import GradientMatching
 from fedprism.batchnorm import Pull, pull_prior
 from fedprism.defenses.base import Chain
@@ -190,7 +190,7 @@ class _Together:
             quick = QuickForward(one.forward, channels_last=matching.engine.channels_last)
             pull = one.pull
             if pull is not None and quick.direct:
-                pull = replace(pull, moments_of=quick.moments_in_passing(unbiased=matching.pull is Pull.RUNNING))
+                pull = replace(pull, moments_of=moments_in_passing(quick.model, unbiased=matching.pull is Pull.RUNNING))
             length = torch.linalg.vector_norm(torch.stack([t.norm() for t in one.forward.target]))
             scale = 1 / length.clamp(min=torch.finfo(length.dtype).tiny)
             self.updates.append((quick, pull, one.weights, one.labels, scale))

@@ -27,7 +27,7 @@ from fedprism.attacks.forward import one_local_step
 from fedprism.attacks.mkor_calibration import calibrated
 from fedprism.attacks.mkor_filters import Disguise, Layout, Normalization, blurs, plant_filters
 from fedprism.attacks.mkor_head import Head, Reference, plant_head
-from fedprism.attacks.mkor_reading import Reading, read_head
+from fedprism.attacks.mkor_reading import Reading, ReadingStatus, read_head, within_range
 from fedprism.attacks.mkor_stack import Stack, stack_of
 from fedprism.errors import BadInput, MissingKnowledge, NotApplicable
 from fedprism.solvers.windows import (
@@ -155,6 +155,8 @@ class Mkor(Attack):
         features = features[..., :rows, :columns]
         if not len(features):
             return features.new_zeros(0, colours, height, width), None
+        if reading.status is ReadingStatus.WITHIN_RANGE:
+            features = within_range(features, reading.counts, extremes=layout.size > 1 and not layout.averages)
         if layout.stretched:
             features = calibrated(features, layout.channels.shape[2])
         if layout.averages and isinstance(self.decoder, Smoothest):
@@ -247,6 +249,7 @@ def _read(observation: Observation, seen: Round, stack: Stack, layout: Layout, h
         batch,
         exact=_exact(stack),
         dropped=stack.dropout > 0,
+        ranged=not layout.stretched,
     )
 
 

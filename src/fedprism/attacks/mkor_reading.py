@@ -26,6 +26,10 @@ class ReadingStatus(StrEnum):
         "every class that stands out was read; counts of samples do not add up to the batch or are estimates, so that "
         "others may be missing"
     )
+    WITHIN_RANGE = (
+        "every class is in the batch and was read; what all rows have in common was not, and is where it keeps the "
+        "images between 0 and 1"
+    )
     NO_REFERENCE = (
         "no class is absent from the batch, so that there is nothing to compare the rows with; "
         "use a dump class or several nodes a class"
@@ -57,11 +61,13 @@ def read_head(
     *,
     exact: bool,
     dropped: bool = False,
+    ranged: bool = True,
 ) -> Reading:
     """Read each class's mean features off the gradient: weight_grad(rows) is (rows, tracked features) of it.
 
     `exact`: slopes are the same for all samples, so that a count of samples is a whole number. `dropped`: dropout cut
-    some samples' paths, so that counts do not tell whether all were found.
+    some samples' paths, so that counts do not tell whether all were found. `ranged`: features have a known range, which
+    can stand in for a reference.
     """
     found: list[_Gate] = []
     higher: tuple[Tensor, Tensor] | None = None
@@ -76,7 +82,7 @@ def read_head(
         higher = own
         if gate == 0 or not summed:
             alone = summed or head.rows.shape[1] == 1
-            found.insert(0, _read_gate(head, weights, biases, batch, exact, alone=alone))
+            found.insert(0, _read_gate(head, weights, biases, batch, exact, alone=alone, ranged=ranged))
     return _joined(head, found, batch, dropped=dropped)
 
 
@@ -98,9 +104,13 @@ class _Gate(NamedTuple):
     counts: Tensor
     noise: float
     readable: bool
+    compared: bool = True
+    """Whether there was a row to compare the others with; without one features lack a part, the same for every sum."""
 
 
-def _read_gate(head: Head, weights: Tensor, biases: Tensor, batch: int, exact: bool, *, alone: bool) -> _Gate:
+def _read_gate(
+    head: Head, weights: Tensor, biases: Tensor, batch: int, exact: bool, *, alone: bool, ranged: bool
+) -> _Gate:
     """One gate's rows, one a class: which classes are there, and what each row is but for the common part."""
     readable, noise = True, 0.0
     if head.dump is None:
@@ -116,6 +126,8 @@ def _read_gate(head: Head, weights: Tensor, biases: Tensor, batch: int, exact: b
     if alone and head.dump is None:
         # Gaps are samples: were the reference's class in the batch, each of its samples would be missing in all N.
         readable = bool((gaps.sum() - batch).abs() < 0.5 * len(gaps))
+        if not readable and exact and ranged:
+            return _without_reference(weights, biases, batch, noise)
     loud = alone and exact and noise > LOUD
     if loud:  # rows say the same as biases, in thousands of entries
         pull = reference - weights
@@ -133,6 +145,26 @@ def _read_gate(head: Head, weights: Tensor, biases: Tensor, batch: int, exact: b
     divisors = torch.where(trusted, whole, gaps[classes]) / batch
     features = (reference - weights[classes]) / divisors.unsqueeze(1)
     return _Gate(features, classes, whole.long(), noise, readable)
+
+
+def _without_reference(weights: Tensor, biases: Tensor, batch: int, noise: float) -> _Gate:
+    """Where every class is there: that counts add up to the batch tells each of them."""
+    counts = (batch * ((1 + biases.sum()) / len(biases) - biases)).round()
+    readable = bool(counts.min() >= 1) and int(counts.sum()) == batch
+    features = -weights * (batch / counts.clamp(min=1)).unsqueeze(1)
+    classes = torch.arange(len(counts), device=counts.device)
+    return _Gate(features, classes, counts.long(), noise, readable, compared=False)
+
+
+def within_range(features: Tensor, counts: Tensor, *, extremes: bool) -> Tensor:
+    """Features between 0 and 1 that were read without a reference, with what they lack.
+
+    Their sums over a class's samples lack the same, which the range leaves little room for among many classes: the
+    middle of it. Of `extremes` over windows the largest is nearly always 1, and it is the upper end.
+    """
+    sums = counts.to(features).view(-1, *[1] * (features.dim() - 1))
+    lowest, highest = (-sums * features).amax(0), (sums * (1 - features)).amin(0)
+    return features + (highest if extremes else (lowest + highest) / 2) / sums
 
 
 def _absent(biases: Tensor, batch: int) -> tuple[Tensor, Tensor]:
@@ -155,6 +187,8 @@ def _joined(head: Head, found: list[_Gate], batch: int, *, dropped: bool) -> Rea
     if not readable:
         status = ReadingStatus.NO_REFERENCE
         unread = tuple(range(head.rows.shape[0]))
+    elif not all(gate.compared for gate in readable):
+        status = ReadingStatus.WITHIN_RANGE
     elif not len(classes):
         status = ReadingStatus.NOTHING
     elif dropped or int(counts.sum()) > batch or (head.dump is None and int(counts.sum()) < batch):

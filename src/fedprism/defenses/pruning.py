@@ -55,11 +55,15 @@ def prune(tensor: Tensor, ratio: float) -> Tensor:
         return tensor
     magnitude = tensor.detach().abs().flatten()
     count = magnitude.numel() - removed
-    if magnitude.is_cuda:  # kthvalue runs in one block of a GPU
-        threshold = magnitude.topk(count, sorted=False).values.amin()
-    else:
-        threshold = magnitude.kthvalue(removed + 1).values
+    threshold = smallest_kept(magnitude, count)
     larger, tied = magnitude > threshold, magnitude == threshold
     # Counted on the device: asking how many are larger would make a GPU wait at every tensor.
     kept = larger | (tied & (tied.cumsum(0) <= count - larger.sum()))
     return tensor * kept.view_as(tensor)
+
+
+def smallest_kept(magnitude: Tensor, count: int) -> Tensor:
+    """The smallest of the `count` largest entries of a vector, a scalar; there is no limit on the vector's size."""
+    if magnitude.is_cuda:  # kthvalue runs in one block of a GPU
+        return magnitude.topk(count, sorted=False).values.amin()
+    return magnitude.kthvalue(magnitude.numel() - count + 1).values

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedprism.checks import probability
-from fedprism.defenses.base import Chain, Context, Defense
+from fedprism.defenses.base import Context, Defense
 from fedprism.defenses.pruning import KeepSupport
 from fedprism.errors import NotApplicable
 from fedprism.randomness import seeded_layers
@@ -62,8 +62,9 @@ class Soteria(Defense):
         return {**update, layer: update[layer] * kept.to(update[layer])}
 
     def deterministic(self, observed: Update | None = None) -> Defense:
-        # The zeros tell which features were removed; comparing the others needs no derivative of the defense.
-        return Chain() if observed is None else KeepSupport({name: tensor != 0 for name, tensor in observed.items()})
+        # The zeros tell which features were removed; comparing the others needs no derivative of the defense. Who wants
+        # to know what it sent itself has its own data to score features by, and no zeros to look at.
+        return self if observed is None else KeepSupport({name: tensor != 0 for name, tensor in observed.items()})
 
 
 def feature_scores(model: nn.Module, params: Update | None, data: Batch) -> tuple[str, Tensor]:

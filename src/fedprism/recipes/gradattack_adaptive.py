@@ -58,7 +58,8 @@ WHO = (
     f"{ADAPTIVE}: what can be repeated of the defense is inside its own gradients. Pruning is followed from the naive "
     "answer on, for as many iterations again; Soteria's zeros are left out of the comparison; clipping is repeated. "
     "Rounding is not, because it is flat almost everywhere: what was sent is compared before the rounding, so that the "
-    "two attackers are one."
+    "two attackers are one. Of pruned signs it uses how many were sent: it cuts its own gradient where as many entries "
+    "are larger."
 )
 
 

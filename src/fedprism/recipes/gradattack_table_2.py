@@ -50,6 +50,7 @@ from fedprism.recipes.gradattack_attackers import (
     leaked,
     observe,
 )
+from fedprism.recipes.gradattack_rows import CASES
 from fedprism.recipes.measuring import LPIPS, PSNR
 from fedprism.recipes.sheets import contact_sheet
 
@@ -88,44 +89,6 @@ COST = (
     "table 3."
 )
 
-MIXUP, INSTAHIDE = MixUp(4), InstaHide(4)
-CASES = (
-    Case(label="none", paper_accuracy=93.37, paper=((0.19, 0.02), (0.45, 0.18), (0.45, 0.18))),
-    Case(label="GradPrune 0.9", ratio=0.9, paper_accuracy=90.57, paper=((0.35, 0.14), (0.51, 0.31), (0.52, 0.31))),
-    Case(label="GradPrune 0.99", ratio=0.99, paper_accuracy=88.61, paper=((0.52, 0.32), (0.58, 0.47), (0.58, 0.48))),
-    Case(label="GradPrune 0.999", ratio=0.999, paper_accuracy=83.58, paper=((0.52, 0.36), (0.61, 0.51), (0.63, 0.54))),
-    Case(
-        label="MixUp 4",
-        mixing=MIXUP,
-        variation=0.1,
-        paper_accuracy=92.31,
-        paper=((0.34, 0.12), (0.34, 0.11), (0.50, 0.31)),
-    ),
-    Case(
-        label="Intra-InstaHide 4",
-        mixing=INSTAHIDE,
-        variation=0.01,
-        paper_accuracy=90.04,
-        paper=((0.58, 0.41), (0.62, 0.41), (0.69, 0.56)),
-    ),
-    Case(
-        label="GradPrune 0.9 + MixUp 4",
-        ratio=0.9,
-        mixing=MIXUP,
-        variation=0.1,
-        paper_accuracy=91.37,
-        paper=((0.41, 0.21), (0.46, 0.22), (0.62, 0.37)),
-    ),
-    Case(
-        label="GradPrune 0.9 + Intra-InstaHide 4",
-        ratio=0.9,
-        mixing=INSTAHIDE,
-        variation=0.01,
-        paper_accuracy=86.10,
-        paper=((0.60, 0.43), (0.68, 0.54), (0.73, 0.65)),
-    ),
-)
-
 
 def run(settings: Settings, announce: Announce) -> Iterator[Row]:
     data = data_of(settings)
@@ -154,7 +117,7 @@ def price(case: Case, data: Data, settings: Settings, seeds: Sequence[int] | Non
         case.defense,
         epochs=data.epochs,
         batch_size=data.batch_size,
-        lr=0.1 if case.mixing == MIXUP else 0.05,
+        lr=0.05 if case.mixing is None or isinstance(case.mixing, InstaHide) else 0.1,
         seeds=[settings.seed + seed for seed in seeds or (QUICK_SEEDS if settings.quick else SEEDS)],
         device=settings.device,
         augment=training.shifted,

@@ -49,7 +49,9 @@ DECODERS = (
 POOLLESS = "two convolutions, one dense layer"
 POOLLESS_NOTE = (
     f"'{POOLLESS}': the paper calls it a modified network, with strides in place of pools; its code has neither, and a "
-    "dense layer of all pixels, which gives every image away by its construction."
+    "dense layer of all pixels, which gives every image away by its construction. That layer is the last one, so that "
+    "the dump class's row is the sum of all images, and noise as large as a part of the tensor's standard deviation is "
+    "a part of that sum; equal logits have no such row."
 )
 
 
@@ -266,7 +268,7 @@ def decoders(nodes: int, settings: Settings, middle: float = 0.0) -> dict[str, A
 
 def only_midpoint() -> dict[str, Attack]:
     """For networks without windows, in which every decoder answers with the pixels themselves."""
-    return {DUMP: Mkor(reference=Reference.DUMP_CLASS)}
+    return {DUMP: Mkor(reference=Reference.DUMP_CLASS), EQUAL: Mkor()}
 
 
 def alone(size: int, classes: int) -> float:

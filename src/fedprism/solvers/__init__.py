@@ -13,6 +13,7 @@ from .dense import (
     numerical_rank,
     solve_output_layer,
 )
+from .differences import TwoLosses
 from .distances import cosine, squared_error
 from .exact_batch import Behind, ExactBatch, ExactStatus, exact_batch
 from .features import (
@@ -97,6 +98,7 @@ __all__ = [
     "TotalVariation",
     "TrialStatus",
     "Trials",
+    "TwoLosses",
     "UnmixStatus",
     "Unmixing",
     "UserStatus",

@@ -45,10 +45,13 @@ class Slope(NamedTuple):
     direction: list[Tensor]
 
 
-def slope_towards(distance: Distance, target: Gradients) -> Callable[[Sent], Slope]:
-    """The distance to `target` and its derivative: of the cosine in closed form, of others by autograd."""
+def slope_towards(distance: Distance, target: Gradients, *, spending: bool = False) -> Callable[[Sent], Slope]:
+    """The distance to `target` and its derivative: of the cosine in closed form, of others by autograd.
+
+    spending: gradients are not needed any more and may be written over.
+    """
     if distance is cosine and len({tensor.dtype for tensor in target}) == 1:
-        return _CosineSlope(target)
+        return _CosineSlope(target, spending=spending)
 
     def slope(sent: Sent) -> Slope:
         with torch.enable_grad():
@@ -73,8 +76,8 @@ class _CosineSlope:
     more to start than to do.
     """
 
-    def __init__(self, target: Gradients) -> None:
-        self.target, self.flat = target, _flat(target)
+    def __init__(self, target: Gradients, *, spending: bool) -> None:
+        self.target, self.flat, self.spending = target, _flat(target), spending
         tiny = torch.finfo(target[0].dtype).tiny
         self.length = (_products(self.flat, self.flat)[1] + tiny).sqrt()
         # The floor keeps the derivative finite where every entry is zero (a batch that no unit reacts to).
@@ -92,7 +95,9 @@ class _CosineSlope:
         norm = norm + self.floor
         scale = -1 / (norm.sqrt() * self.length)
         share = -product / norm
-        left = [torch.addcmul(w, f, share) for w, f in zip(wanted, found, strict=True)]
+        left = [
+            torch.addcmul(w, f, share, out=f if self.spending else None) for w, f in zip(wanted, found, strict=True)
+        ]
         if len(left) < len(written):
             left = list(torch.split(left[0], [gradient.numel() for gradient in written]))
         direction = [part.view(gradient.shape) for part, gradient in zip(left, written, strict=True)]

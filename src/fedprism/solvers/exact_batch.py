@@ -35,7 +35,16 @@ from .assessment import (
 )
 from .columns import SPARE_UNITS, Columns, signal_columns, silent_columns
 from .dense import least_squares
-from .ica import Box, StudentICA, Unmixing, scale_rows, separate_by_likelihood, unmix_mixture, usable_mixture
+from .ica import (
+    Box,
+    StudentICA,
+    Unmixing,
+    boxed_rows,
+    scale_rows,
+    separate_by_likelihood,
+    unmix_mixture,
+    usable_mixture,
+)
 from .matching import Progress
 from .mixture import Mixture
 from .published import CocktailObjective
@@ -58,6 +67,9 @@ rounding error that is known to be there; and they must be below this share of w
 gradient, or that input could be anything."""
 UNEXPLAINED = 0.3
 """Residuals above this tell no answer from another."""
+CLEARLY, HARDLY = 0.95, 0.85
+"""The share of the separation's residual below which an answer is clearly better, and a residual that no answer in
+place of the separation may exceed: it explains hardly anything."""
 DRIFTING = 0.05
 """Weight of a unit that is not silent in an update of several local steps."""
 NOISY = 0.3
@@ -143,15 +155,17 @@ def exact_batch(
     explained = max(EXPLAINED[weight_grad.dtype == torch.float64], ROUNDINGS * rounding)
     for attempt in _attempts(objective, mixture, reason):
         separation = unmix_mixture(mixture, weight_grad, components, image_shape, attempt, progress, box)
-        best = equalise(problem, assess(problem, _start(separation.rows)))
+        separated = best = assess(problem, _start(separation.rows))
         status, confirmed = reason, torch.zeros(mixture.size, dtype=torch.bool, device=weight_grad.device)
         if status is None:
-            separated, best = best, _confirm_all(problem, best, iterations, progress)
+            best = _confirm_all(problem, separated, iterations, progress)
             confirmed = _confirmed(problem, best)
             if problem.responses_change is not None and int(confirmed.sum()) < MOST * len(confirmed):
                 # Over several steps nothing but confirmation speaks for the columns.
                 best, confirmed = separated, torch.zeros_like(confirmed)
             status = _verdict(problem, best, confirmed, components, explained)
+            if status not in SETTLED and best is not separated and box is not None:
+                best = assess(problem, best.state._replace(rows=boxed_rows(best.state.rows, mixture, box)))
         if status in SETTLED:
             break
     return ExactBatch(
@@ -195,12 +209,13 @@ def _start(rows: Tensor) -> State:
     return State(rows, columns, rows.new_full((len(rows),), torch.inf))
 
 
-def _confirm_all(problem: Problem, best: Assessment, iterations: int, progress: Progress | None) -> Assessment:
+def _confirm_all(problem: Problem, separated: Assessment, iterations: int, progress: Progress | None) -> Assessment:
     """Find columns round by round. A column found is kept and projected out, which clears up the others.
 
-    Where nothing moves any more, all columns are looked for again, then worse fits are let through.
+    Where nothing moves any more, all columns are looked for again, then worse fits are let through. What was separated
+    comes back as it is where nothing better is found.
     """
-    state, again, separated_beside = best.state, False, MOST
+    best, state, again, separated_beside = separated, equalise(problem, separated).state, False, MOST
     tolerance = CONFIRMED if bias_is_trusted(problem, state) else NOISY
     for iteration in range(iterations):
         before = state
@@ -209,7 +224,7 @@ def _confirm_all(problem: Problem, best: Assessment, iterations: int, progress: 
         assessment = equalise(problem, assess(problem, state))
         state = assessment.state
         misfit, least = misfit_of(problem, assessment), misfit_of(problem, best)
-        if _is_better(problem, assessment, best):
+        if _is_better(problem, assessment, best, separated):
             best = assessment
         if progress is not None:
             progress(iteration + 1, iterations)
@@ -334,24 +349,33 @@ def _cleared(mixtures: Tensor, rows: Tensor, others: Tensor) -> Tensor:
     return rows - amounts @ others
 
 
-def _is_better(problem: Problem, new: Assessment, old: Assessment) -> bool:
-    """By how well the gradient is explained; where that says little, by what the silent units confirm."""
+def _is_better(problem: Problem, new: Assessment, old: Assessment, separated: Assessment) -> bool:
+    """By how well the gradient is explained; where that says little, by what the silent units confirm.
+
+    Without such confirmation it must be explained clearly better than by what was separated, whatever the inputs' sizes
+    are taken to be: noise can be explained a little by sizes alone, and by columns that fit nothing but noise.
+    """
     misfits = misfit_of(problem, new), misfit_of(problem, old)
     if problem.responses_change is not None:  # the gradient of no single step is known
         confirmed = [int(one.state.confirmed.sum()) for one in (new, old)]
-    elif min(misfits) > UNEXPLAINED:  # the network behind is not the one that was trained (dropout), or noise
+    elif min(misfits) > UNEXPLAINED and not _drowned(problem):  # the network behind is not the trained one (dropout)
         confirmed = [float(one.state.found(CERTAIN).double().mean()) > NEARLY_ALL for one in (new, old)]
     else:
         confirmed = [0, 0]
+    limit = min(CLEARLY * separated.residual, HARDLY)
+    if problem.responses_change is None and not confirmed[0] and new.residual > limit:
+        return False
     return (-confirmed[0], misfits[0]) < (-confirmed[1], misfits[1])
 
 
-def _confirmed(problem: Problem, best: Assessment) -> Tensor:
-    """Which inputs are confirmed (n,): redundant units agree on the column and, after one step, so does the signal.
+def _drowned(problem: Problem) -> bool:
+    """Whether noise is nearly as strong as the weakest sample: then the space of the columns itself is uncertain."""
+    return problem.mixture.overlap > MOST_OVERLAP
 
-    Nothing is, where noise is nearly as strong as the weakest sample: then the columns' space itself is uncertain.
-    """
-    if problem.mixture.overlap > MOST_OVERLAP:
+
+def _confirmed(problem: Problem, best: Assessment) -> Tensor:
+    """Which inputs are confirmed (n,): redundant units agree on the column and, after one step, so does the signal."""
+    if _drowned(problem):
         return torch.zeros_like(best.state.confirmed)
     if problem.responses_change is not None:
         return best.state.found(CERTAIN)
@@ -372,4 +396,4 @@ def _verdict(
         return ExactStatus.CONFIRMED
     if bool(confirmed.any()):
         return ExactStatus.PARTIAL
-    return ExactStatus.NOISE_FLOOR if problem.mixture.overlap > MOST_OVERLAP else ExactStatus.UNCONFIRMED
+    return ExactStatus.NOISE_FLOOR if _drowned(problem) else ExactStatus.UNCONFIRMED

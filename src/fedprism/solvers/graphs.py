@@ -26,18 +26,21 @@ class Stepping(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """How iterations are run, never what they compute, except for `tf32`.
+    """How iterations are run, never what they compute, except for `tf32` and, in the last digits, `differences`.
 
     graph: one CUDA graph for each iteration where there is a GPU.
     autotune: cuDNN times its algorithms first; then two runs may take different ones and differ by rounding.
     channels_last: images and kernels lie in memory with the channels last.
     tf32: convolutions and products with 10 bits of mantissa, which costs quality where objectives get small.
+    differences: steps along signs follow a difference of two gradients where there is no kink that cannot be held
+    (`solvers.differences`); off, or with `tf32`, the gradient is differentiated.
     """
 
     graph: bool = True
     autotune: bool = False
     channels_last: bool = False
     tf32: bool = False
+    differences: bool = True
 
     @contextmanager
     def settings(self) -> Iterator[None]:

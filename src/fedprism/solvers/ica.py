@@ -123,6 +123,8 @@ def usable_mixture(weight_grad: Tensor, bias_grad: Tensor | None, components: in
 
     So does one of rounding errors, as behind a layer whose bias a batch normalisation takes out again.
     """
+    if components is not None and components < 1:
+        raise ValueError(f"expected at least 1 component, found {components}; leave it out to have them counted.")
     if bias_grad is not None and bool(bias_grad.norm() < LEAST_BIAS * weight_grad.norm()):
         bias_grad = None
     finite = bool(weight_grad.isfinite().all()) and (bias_grad is None or bool(bias_grad.isfinite().all()))
@@ -198,11 +200,11 @@ def scale_rows(rows: Tensor, mixture: Mixture, box: Box | None = None) -> Tensor
     limited = torch.where(inverse_size < 0, -1.0, 1.0) * inverse_size.abs().clamp(min=floor)
     limited = torch.where(limited == 0, 1.0, limited)
     rows = rows / limited.unsqueeze(1)
-    return rows if box is None else rows / _excess(rows, mixture, box).unsqueeze(1)
+    return rows if box is None else boxed_rows(rows, mixture, box)
 
 
-def _excess(rows: Tensor, mixture: Mixture, box: Box) -> Tensor:
-    """(n,) by what factor sources are too large for the box, 1 where they are not.
+def boxed_rows(rows: Tensor, mixture: Mixture, box: Box) -> Tensor:
+    """Unmixing rows (n, n) with those made smaller whose sources are too large for the box.
 
     What is left of other sources shows in the bias gradient first, and makes a source too large or too small. Too large
     can be seen. A few values may lie outside because of those others, and all of them by what noise there is.
@@ -214,8 +216,8 @@ def _excess(rows: Tensor, mixture: Mixture, box: Box) -> Tensor:
         # A bound on the other side of zero, or zero itself, says nothing about sizes.
         reach = (sign * bound.to(sources)).expand_as(sources)
         factors = torch.where(reach > 0, torch.maximum(factors, (sign * sources - slack) / reach), factors)
-    excess = factors.kthvalue(max(1, round(INSIDE * factors.shape[1])), dim=1).values
-    return torch.where(excess > VISIBLE_EXCESS, excess, 1)
+    excess = factors.kthvalue(max(1, round(INSIDE * factors.shape[1])), dim=1, keepdim=True).values
+    return rows / torch.where(excess > VISIBLE_EXCESS, excess, 1)
 
 
 def separate_by_likelihood(

@@ -18,6 +18,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from .differences import Differenced, TwoLosses
 from .distances import Distance, Gradients, Sent, cosine, slope_towards
 from .graphs import Engine, Repeated
 from .objective import Objective, Parts, Prior
@@ -99,17 +100,23 @@ def match_gradients(
     *,
     label_start: Tensor | None = None,
     parts: Parts | None = None,
+    losses: TwoLosses | None = None,
 ) -> Matching:
     """Find inputs, from `start`, with gradients_of(inputs, label_logits) close to `target` as `search` says.
 
     gradients_of must be differentiable; label_start (batch, classes) are logits optimised along with the inputs, None
     keeps the labels fixed. `parts`: where gradients_of is a mean over samples, how to ask for some of them at a time;
-    it costs a further pass.
+    it costs a further pass. `losses`: whose gradient gradients_of is, to take differences instead of differentiating.
     """
     inputs = start.detach().clone().requires_grad_()
     logits = None if label_start is None else label_start.detach().clone().requires_grad_()
-    slope = slope_towards(search.distance, target)
-    objective = Objective(gradients_of, inputs, logits, slope, tuple(search.priors), parts)
+    slope = slope_towards(search.distance, target, spending=losses is not None and losses.sent_of is None)
+    priors = tuple(search.priors)
+    objective: Objective | Differenced = (
+        Objective(inputs, logits, gradients_of, slope, priors, parts)
+        if losses is None
+        else Differenced(inputs, logits, losses, slope, priors)
+    )
     best = _Best(objective.variables)
     with search.engine.settings():
         if isinstance(search.optimizer, LBFGS):
@@ -148,7 +155,7 @@ class _AdamDescent:
 
     mean_decay, square_decay, floor = 0.9, 0.999, 1e-8
 
-    def __init__(self, objective: Objective, best: _Best, settings: Adam, search: Search) -> None:
+    def __init__(self, objective: Objective | Differenced, best: _Best, settings: Adam, search: Search) -> None:
         self.objective, self.best, self.box = objective, best, search.box
         self.variables = variables = objective.variables
         self.signed = settings.signed
@@ -196,7 +203,9 @@ def _minimise_adam(descent: _AdamDescent, step: Repeated, search: Search) -> tup
     return descent.history.cpu(), False
 
 
-def _minimise_lbfgs(objective: Objective, best: _Best, settings: LBFGS, search: Search) -> tuple[Tensor, bool]:
+def _minimise_lbfgs(
+    objective: Objective | Differenced, best: _Best, settings: LBFGS, search: Search
+) -> tuple[Tensor, bool]:
     variables = objective.variables
 
     def fresh() -> torch.optim.LBFGS:

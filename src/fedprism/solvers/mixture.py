@@ -19,6 +19,10 @@ NEARLY_FULL = 0.9
 """Some of a full layer's directions may be too weak to be counted."""
 ROUNDING = 8
 """Singular values below this many rounding errors of the largest one are zero."""
+SHORT_FLOATS = (torch.bfloat16, torch.float16)
+ROWS_AT_ONCE = 256
+ABOVE_ROUNDING = 1.7
+"""How far a singular value must stand out above rounding errors of known size, of which the largest was seen at 1.6."""
 
 
 class Mixture(NamedTuple):
@@ -52,7 +56,10 @@ class Mixture(NamedTuple):
 
 
 def reduce_mixture(weight_grad: Tensor, bias_grad: Tensor | None, components: int | None = None) -> Mixture:
-    """The coordinates of the gradient's strongest directions: `components` of them, or as many as the rank."""
+    """The coordinates of the gradient's strongest directions: `components` of them, or as many as the rank.
+
+    Of a gradient that was sent in short floats, those that stand out most from its rounding errors.
+    """
     gradient = weight_grad.double()
     # The Gram matrix instead of a singular value decomposition: one product touches the d columns. What squaring costs
     # in precision is far below the rounding of a float32 gradient.
@@ -60,16 +67,26 @@ def reduce_mixture(weight_grad: Tensor, bias_grad: Tensor | None, components: in
     bias = None if bias_grad is None else bias_grad.double()
     if bias is not None:
         gram = gram + torch.outer(bias, bias)
-    values, vectors = torch.linalg.eigh(gram)
+    short = sent_as(weight_grad)
+    unit = torch.ones_like(gram[:, :1]) if short is None else rounding_errors(gradient, bias, short)
+    values, vectors = torch.linalg.eigh(gram / (unit * unit.T))
     singular = values.flip(0).clamp(min=0).sqrt()
     live = int((gram.diagonal() > 0).sum())  # a unit that no input reaches has neither signal nor noise
-    rank, clear = effective_rank(singular[:live], weight_grad[:live].shape, weight_grad.dtype)
+    shape = weight_grad[:live].shape
+    if short is None:
+        rank, clear = effective_rank(singular[:live], shape, weight_grad.dtype)
+    else:
+        rank, clear = rank_above_rounding(singular[:live], shape)
     size = rank if components is None else min(components, rank if clear else live)
     basis = vectors.flip(1)[:, :size].contiguous()
+    left = singular[size:].square().sum()
+    if short is not None:
+        basis = torch.linalg.qr(unit * basis).Q
+        left = (gram.trace() - ((gram @ basis) * basis).sum()).clamp(min=0)
     overlap, noise = 0.0, 0.0
     if 0 < size < len(singular):
         overlap = float(singular[size] / singular[size - 1])
-        noise = float((singular[size:].square().mean() / (weight_grad.shape[1] + 1)).sqrt())
+        noise = float((left / (len(singular) - size) / (weight_grad.shape[1] + 1)).sqrt())
     return Mixture(basis, basis.T @ gradient, None if bias is None else basis.T @ bias, rank, overlap, noise)
 
 
@@ -99,3 +116,40 @@ def effective_rank(singular: Tensor, shape: torch.Size, dtype: torch.dtype) -> t
     if 0 < noisy < len(values) // 2 and float(values[noisy] / values[-1]) < even:
         return noisy, False
     return len(values), False
+
+
+def sent_as(weight_grad: Tensor) -> torch.dtype | None:
+    """The short type that the entries were rounded to on their way, whatever type they have now; None where none was.
+
+    It shows in the entries: all of them survive being rounded to it.
+    """
+    for short in SHORT_FLOATS:
+        if torch.equal(weight_grad.to(short).to(weight_grad.dtype), weight_grad):
+            return short
+    return None
+
+
+def rounding_errors(gradient: Tensor, bias: Tensor | None, short: torch.dtype) -> Tensor:
+    """Root mean square (h, 1) of the errors that rounding to a `short` type left in each row of [G | g]."""
+    limits, means = torch.finfo(short), []
+    for number, rows in enumerate(torch.split(gradient, ROWS_AT_ONCE)):
+        if bias is not None:
+            first = number * ROWS_AT_ONCE
+            rows = torch.cat([rows, bias[first : first + len(rows)].unsqueeze(1)], dim=1)
+        exponents = rows.abs().clamp(min=limits.smallest_normal).frexp().exponent
+        spacing = torch.ldexp(torch.full_like(rows, limits.eps), exponents - 1)
+        means.append((spacing.square() / 12).mean(1, keepdim=True))  # evenly spread over one step
+    return torch.cat(means).sqrt()
+
+
+def rank_above_rounding(singular: Tensor, shape: torch.Size) -> tuple[int, bool]:
+    """How many singular values (descending), in units of the rounding errors, are inputs, and whether that is clear.
+
+    Rounding errors of floats follow the entries: units with a large gradient have large errors, which look like a quiet
+    input. In their own units all are alike, and end where white noise does: at the sum of the roots of both sides.
+    """
+    edge = ABOVE_ROUNDING * (math.sqrt(shape[0]) + math.sqrt(shape[1]))
+    rank = int((singular > edge).sum())
+    if not 0 < rank < len(singular):
+        return rank, rank == 0
+    return rank, bool(singular[rank - 1] > CLEAR_GAP * singular[rank])

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -49,15 +49,33 @@ def for_second_derivatives(model: nn.Module) -> nn.Module:
     a pass is not asked for is left out. Layers that are not exactly PyTorch's own stay as they are. The parameters
     are the model's own, to be replaced in a functional call.
     """
-    model = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
+    model = copied(model)
     for layer in model.modules():
-        if type(layer) is nn.Conv2d and layer.padding_mode == "zeros" and not isinstance(layer.padding, str):
+        if _plain_convolution(layer):
             layer.__class__ = _Convolution
         elif type(layer) is nn.BatchNorm2d and not layer.training and layer.running_mean is not None:
             layer.__class__ = _FixedBatchNorm
         elif type(layer) is nn.Linear:
             layer.__class__ = _Dense
     return model
+
+
+def for_first_derivatives(model: nn.Module) -> nn.Module:
+    """A copy of the model, with its parameters, whose small convolutions are products on a CPU."""
+    model = copied(model)
+    for layer in filter(_plain_convolution, model.modules()):
+        if layer.weight.numel() < MANY_WEIGHTS and not layer.weight.is_cuda:
+            layer.__class__ = _Convolution
+    return model
+
+
+def _plain_convolution(layer: nn.Module) -> TypeGuard[nn.Conv2d]:
+    return type(layer) is nn.Conv2d and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """A copy of its layers, with the model's own parameters."""
+    return copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
 
 
 def made_of(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
@@ -98,16 +116,17 @@ class _Convolution(_Multiplying, nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         assert not isinstance(self.padding, str)
         geometry, weights = Geometry(self.stride, self.padding, self.dilation, self.groups), self.weight.numel()
+        small = weights < MANY_WEIGHTS and not input.is_cuda
         if not input.is_cuda and input.dim() == 4:
-            small, (high, wide) = weights < MANY_WEIGHTS, geometry.positions(input, self.kernel_size)
+            high, wide = geometry.positions(input, self.kernel_size)
             positions = len(input) * high * wide
             copies = positions * (weights // self.out_channels)
             few = copies <= FEW_COPIES if small else positions <= self.out_channels
             if few and self.groups == 1:
                 product = _multiplied(self, _columns(input, self.kernel_size, geometry))
                 return product.view(self.out_channels, len(input), high, wide).transpose(0, 1).contiguous()
-            if small:
-                return super().forward(input)
+        if small:
+            return super().forward(input)
         output: Tensor = _Convolve.apply(input, self.weight, self.bias, geometry)
         return output
 
