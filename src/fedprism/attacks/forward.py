@@ -78,7 +78,7 @@ class QuickForward:
 
     def __init__(self, forward: Forward, *, channels_last: bool = False) -> None:
         self.plain = leaves_batch_alone(forward.defense)
-        self.forward_model = forward.model
+        self.original = forward.model
         self.model = for_second_derivatives(forward.model) if self.plain else forward.model
         self.forward = dataclasses.replace(forward, model=self.model)
         self.loss = forward.defense.on_loss(forward.loss)

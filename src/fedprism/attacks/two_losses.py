@@ -32,8 +32,7 @@ class ClientLosses:
         moved = {name: weight.detach().clone() for name, weight in quick.trained.items()}
         self.weights, self.moved = list(quick.trained.values()), list(moved.values())
         self.network, self.moved_network = (
-            _made_of(quick.forward_model, {**quick.frozen, **weights, **quick.scratch})
-            for weights in (quick.trained, moved)
+            _made_of(quick.original, {**quick.frozen, **weights, **quick.scratch}) for weights in (quick.trained, moved)
         )
         self.refusal, self.kinked = self._look(some[:FEW])
 
