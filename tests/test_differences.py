@@ -198,8 +198,8 @@ def test_the_answer_says_how_its_slopes_were_found(changes: dict[str, object], s
     ids=["labels known", "labels looked for", "batch norm pulled"],
 )
 def test_images_are_found_as_well_as_by_differentiating_twice(changes: dict[str, object]) -> None:
-    """On average: steps along signs take either far from the other, and neither is the better start."""
-    attack = GradientMatching(labels=Labels.KNOWN, lr=0.05, iterations=200, priors=(TotalVariation(1e-4),))
+    """Steps along signs take either far from the other: single photographs differ by 3 dB, and as much by rounding."""
+    attack = GradientMatching(labels=Labels.KNOWN, lr=0.03, iterations=200, priors=(TotalVariation(1e-4),))
     attack = dataclasses.replace(attack, **changes)  # type: ignore[arg-type]
     scores = dict[bool, list[float]]()
     for number in range(3):
@@ -213,8 +213,8 @@ def test_images_are_found_as_well_as_by_differentiating_twice(changes: dict[str,
             score = -10 * (found.inputs - batch.inputs).square().mean().log10()
             scores.setdefault(differences, []).append(float(score))
     difference, exact = (sum(values) / len(values) for values in (scores[True], scores[False]))
-    assert difference > 13
-    assert difference > exact - 1
+    assert difference > 14
+    assert difference > exact - 3
 
 
 def test_neither_the_model_nor_its_buffers_change(rng: torch.Generator) -> None:
