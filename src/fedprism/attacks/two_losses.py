@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fedprism.attacks.forward import QuickForward, changes_updates
 from fedprism.defenses.base import Context
+from fedprism.errors import out_of_memory
 from fedprism.solvers.differences import ALL, Held, TwoLosses, looked_at
 from fedprism.solvers.distances import Gradients
 from fedprism.solvers.twice import for_first_derivatives, made_of
@@ -65,6 +66,8 @@ class ClientLosses:
             with torch.random.fork_rng(devices=[]):
                 return looked_at(self.of(lambda logits, which: few.labels), torch.zeros_like(few.inputs), None)
         except (RuntimeError, ValueError, TypeError) as error:
+            if out_of_memory(error):
+                raise
             return Held((str(error).splitlines() or [type(error).__name__])[0], True)
 
     def _loss(self, network: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
