@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint docs bench bench-gpu growth growth-gpu clean
+.PHONY: demo test lint docs bench bench-gpu memory-gpu growth growth-gpu clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedprism demo
@@ -27,6 +27,9 @@ bench: $(VENV)/.installed
 
 bench-gpu: $(VENV)/.installed
 	$(BIN)/python benchmarks/bench.py --device cuda $(if $(PEER),--peer-path $(PEER))
+
+# How much memory a large batch of photographs takes, whole and in parts.
+memory-gpu: $(VENV)/.installed
 	$(BIN)/python benchmarks/matching_memory.py --device cuda --tf32
 
 # How the cost of each solver grows with its size, as slopes of log against log.

@@ -16,6 +16,7 @@ import json
 import os
 import platform
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -62,6 +63,7 @@ def main() -> None:
     kept = {_key(row): from_row(row) for row in rows} if options.only else {}
     found: list[Comparison] = []
     for name in options.only or WORKLOADS:
+        began = time.perf_counter()
         try:
             for comparison in load(name)(conditions):
                 found.append(comparison)
@@ -70,6 +72,7 @@ def main() -> None:
                 _save(output, list(kept.values()), device)
         except (ImportError, FedprismError) as error:  # a package, or data that is not in the folder
             print(f"{name} left out: {error}", flush=True)
+        print(f"{name} took {time.perf_counter() - began:.0f} s, both sides and what they were given", flush=True)
     for warning in [*fallen(found, stored), *missing(kept.values(), stored)]:
         print(warning)
 

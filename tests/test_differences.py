@@ -177,7 +177,8 @@ def test_what_cannot_be_held_is_differentiated(model: nn.Module, rng: torch.Gene
         ({"optimizer": LBFGS(), "iterations": 1}, "steps do not follow signs"),
         ({"optimizer": Adam(signed=False)}, "steps do not follow signs"),
         ({"engine": EXACT}, "as the engine asks"),
-        ({"engine": Engine(tf32=True)}, "as the engine asks"),
+        ({"engine": Engine(tf32=True)}, "the difference of two gradients"),
+        ({"engine": Engine(channels_last=True)}, "the difference of two gradients"),
         ({}, "the difference of two gradients"),
     ],
 )
@@ -189,8 +190,8 @@ def test_the_answer_says_how_its_slopes_were_found(changes: dict[str, object], s
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"labels": Labels.JOINT}, {"pull": Pull.EXACT}],
-    ids=["labels known", "labels looked for", "batch norm pulled"],
+    [{}, {"labels": Labels.JOINT}, {"pull": Pull.EXACT}, {"engine": Engine(tf32=True)}],
+    ids=["labels known", "labels looked for", "batch norm pulled", "the longer step of TF32"],
 )
 def test_images_are_found_as_well_as_by_differentiating_twice(changes: dict[str, object]) -> None:
     """Steps along signs take either far from the other: single photographs differ by 3 dB, and as much by rounding."""
@@ -202,7 +203,7 @@ def test_images_are_found_as_well_as_by_differentiating_twice(changes: dict[str,
         batch = fp.Batch(photo.inputs, torch.zeros(1, dtype=torch.long))
         observation = observed(HELD["batch norm"], batch)
         for differences in (True, False):
-            engine = Engine(differences=differences)
+            engine = dataclasses.replace(attack.engine, differences=differences)
             found = fp.run(dataclasses.replace(attack, engine=engine), observation, seed=number)
             assert found.inputs is not None
             score = -10 * (found.inputs - batch.inputs).square().mean().log10()

@@ -7,6 +7,7 @@ import resource
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -89,9 +90,10 @@ def settle(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def matrix_rate(device: torch.device, side: int | None = None) -> float:
+@cache
+def matrix_rate(device: torch.device) -> float:
     """Floating-point operations a second of a product of square matrices in single precision: the limit to go by."""
-    side = side or (8192 if device.type == "cuda" else 1536)
+    side = 8192 if device.type == "cuda" else 1536
     a, b = (torch.randn(side, side, device=device) for _ in range(2))
     _ = a @ b
     seconds, _ = best_of(3, device, lambda: a @ b)

@@ -16,7 +16,7 @@ from workloads.base import Clock, Comparison, Conditions, matrix_rate
 
 Attempt: TypeAlias = Callable[[int], tuple[Tensor, str]]
 PEER = speed.HERE / "peers" / "speed_breaching.py"
-PLAIN, TF32 = "graph+differences", "graph+autotune+tf32"
+PLAIN, TF32 = "graph+differences", "graph+differences+autotune+tf32"
 ENGINES = {("cuda", "resnet18"): (PLAIN, TF32)}
 
 

@@ -272,7 +272,7 @@ class GradientMatching(Attack):
         """The two losses to take differences of, where that will do, and how the slope is found, in words."""
         if not (isinstance(self.optimizer, Adam) and self.optimizer.signed):
             return None, "exact, because steps do not follow signs"
-        if not self.engine.differences or self.engine.tf32:
+        if not self.engine.differences:
             return None, "exact, as the engine asks"
         if not quick.direct:
             return None, "exact, because the update is not one gradient of the batch"

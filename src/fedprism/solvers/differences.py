@@ -28,6 +28,8 @@ from .objective import Prior, Variables, penalty_of, pieces, slopes_along
 
 STEP = 1e-3
 """How far the weights move, as a share of the length of the tensor that moves most: less is lost in rounding."""
+ROUGH_STEP = 1e-2
+"""The same where products are rounded to TF32: with less, what is found gets worse."""
 SMALLEST = 1e-2
 """The least that the entries of a tensor are taken to be on average: biases may all be zero."""
 
@@ -80,6 +82,7 @@ class Differenced(Variables):
     losses: TwoLosses
     slope_of: Callable[[Gradients], Slope]
     priors: tuple[Prior, ...] = ()
+    step: float = STEP
     kinks: Kinks = field(default_factory=Kinks, init=False)
 
     @cached_property
@@ -157,7 +160,7 @@ class Differenced(Variables):
 
     def _move(self, direction: Sequence[Tensor]) -> Tensor:
         """Put the moved weights where they belong, and say how far along the direction."""
-        step = STEP / _largest_share(direction, self.lengths)
+        step = self.step / _largest_share(direction, self.lengths)
         for moved, weight, way in zip(self.losses.moved, self.losses.weights, direction, strict=True):
             torch.addcmul(weight.detach(), way, step, out=moved)
         return step

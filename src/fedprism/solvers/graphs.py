@@ -33,7 +33,7 @@ class Engine:
     channels_last: images and kernels lie in memory with the channels last.
     tf32: convolutions and products with 10 bits of mantissa, which costs quality where objectives get small.
     differences: steps along signs follow a difference of two gradients where there is no kink that cannot be held
-    (`solvers.differences`); off, or with `tf32`, the gradient is differentiated.
+    (`solvers.differences`); off, the gradient is differentiated.
     """
 
     graph: bool = True

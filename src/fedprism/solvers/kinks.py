@@ -132,9 +132,9 @@ _CHOICES = frozenset({
 """What takes a side, or draws, without leaving a trace in autograd's graph."""
 _SMOOTH = frozenset({
     "torch::autograd::AccumulateGrad", "Convolution", "Addmm", "Mm", "Bmm", "Baddbmm", "Mv", "Dot", "Addcmul", "T",
-    "Transpose", "Permute", "View", "UnsafeView", "ReshapeAlias", "Expand", "Squeeze", "Unsqueeze", "Slice",
-    "Select", "Index", "Gather", "Cat", "Stack", "Split", "SplitWithSizes", "Unbind", "Clone", "ToCopy", "Alias",
-    "Add", "Sub", "Rsub", "Mul", "Div", "Neg", "Pow", "Exp", "Log", "Sqrt", "Rsqrt", "Mean", "Sum", "Var",
+    "Transpose", "Permute", "View", "UnsafeView", "ReshapeAlias", "AsStrided", "Expand", "Squeeze", "Unsqueeze",
+    "Slice", "Select", "Index", "Gather", "Cat", "Stack", "Split", "SplitWithSizes", "Unbind", "Clone", "ToCopy",
+    "Alias", "Add", "Sub", "Rsub", "Mul", "Div", "Neg", "Pow", "Exp", "Log", "Sqrt", "Rsqrt", "Mean", "Sum", "Var",
     "NativeBatchNorm", "CudnnBatchNorm", "NativeLayerNorm", "NativeGroupNorm", "Sigmoid", "Tanh", "Gelu", "Silu",
     "Softplus", "Elu", "Softmax", "LogSoftmax", "AvgPool2D", "AdaptiveAvgPool2D", "ConstantPadNd", "NllLoss",
     "MseLoss", "Linear", "ThresholdBackward", "Embedding", "Im2Col",

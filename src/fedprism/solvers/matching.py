@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from .differences import Differenced, TwoLosses
+from .differences import ROUGH_STEP, STEP, Differenced, TwoLosses
 from .distances import Distance, Gradients, Sent, cosine, slope_towards
 from .graphs import Engine, Repeated
 from .objective import Objective, Parts, Prior
@@ -115,7 +115,7 @@ def match_gradients(
     objective: Objective | Differenced = (
         Objective(inputs, logits, gradients_of, slope, priors, parts)
         if losses is None
-        else Differenced(inputs, logits, losses, slope, priors)
+        else Differenced(inputs, logits, losses, slope, priors, ROUGH_STEP if search.engine.tf32 else STEP)
     )
     best = _Best(objective.variables)
     with search.engine.settings():
