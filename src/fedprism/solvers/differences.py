@@ -24,7 +24,7 @@ from torch import Tensor
 
 from .distances import Gradients, Slope
 from .kinks import Kinks, unheld
-from .objective import Prior, Variables, penalty_of, pieces, slopes_along
+from .objective import Prior, Variables, penalised, penalty_of, pieces, slopes_along
 
 STEP = 1e-3
 """How far the weights move, as a share of the length of the tensor that moves most: less is lost in rounding."""
@@ -120,8 +120,7 @@ class Differenced(Variables):
         after = torch.autograd.grad(moved_loss, variables)
         slopes = [(there - here) * (scale / step) for here, there in zip(before, after, strict=True)]
         if penalty is not None:
-            value = value + penalty.detach()
-            slopes[0] = slopes[0] + torch.autograd.grad(penalty, self.inputs)[0]
+            value = value + penalised(penalty, self.inputs, slopes)
         return value, slopes
 
     def _by_parts(self, together: int) -> tuple[Tensor, list[Tensor]]:
@@ -147,9 +146,7 @@ class Differenced(Variables):
         here, there = ([torch.cat(each) for each in zip(*slopes, strict=True)] for slopes in (before, after))
         slopes = [(b - a) * (scale / step) for a, b in zip(here, there, strict=True)]
         if self.priors:
-            penalty = penalty_of(self.priors, self.inputs)
-            value = value + penalty.detach()
-            slopes[0] = slopes[0] + torch.autograd.grad(penalty, self.inputs)[0]
+            value = value + penalised(penalty_of(self.priors, self.inputs), self.inputs, slopes)
         return value, slopes
 
     def _keeping(self) -> AbstractContextManager[None]:

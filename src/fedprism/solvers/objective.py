@@ -86,9 +86,7 @@ class Objective(Variables):
             found.append([share * scale * slope for slope in slopes_along(own, variables, direction)])
         slopes = [torch.cat(own) for own in zip(*found, strict=True)]
         if self.priors:
-            penalty = penalty_of(self.priors, self.inputs)
-            value = value + penalty.detach()
-            slopes[0] = slopes[0] + slopes_along([penalty], [self.inputs], [torch.ones_like(penalty)])[0]
+            value = value + penalised(penalty_of(self.priors, self.inputs), self.inputs, slopes)
         return value, slopes
 
     def _gradients(self, parts: Parts) -> list[Tensor]:
@@ -114,6 +112,12 @@ def pieces(size: int, together: int) -> list[tuple[slice, float]]:
 
 def penalty_of(priors: Sequence[Prior], inputs: Tensor) -> Tensor:
     return torch.stack([prior(inputs) for prior in priors]).sum()
+
+
+def penalised(penalty: Tensor, inputs: Tensor, slopes: list[Tensor]) -> Tensor:
+    """What the penalty adds to the value; its derivative is added to the first of the slopes, that by the inputs."""
+    slopes[0] = slopes[0] + torch.autograd.grad(penalty, inputs)[0]
+    return penalty.detach()
 
 
 def slopes_along(
