@@ -58,48 +58,37 @@ class Study:
     note: str = ""
 
 
-def attacked(attack: Attack, model: torch.nn.Module, images: Tensor, labels: Tensor, device: torch.device) -> Call:
-    place = str(device)
-    threat = fp.threats.honest_but_curious.granting("labels")
-    scenario = fp.Scenario(model=model, clients=[fp.Batch(images, labels)])
-    observation, _ = fp.simulate(scenario, threat, device=place)
-    return lambda: fp.run(attack, observation, device=place)
-
-
 def over(count: int | None, side: int | None, size: int) -> tuple[int, int]:
     """How many images, and their side: the one that is not given is `size`."""
     return count or size, side or size
 
 
-def dense(*, count: int | None = None, side: int | None = None) -> Make:
+def attacked(
+    attack: Attack, network: str, *, classes: int = 10, count: int | None = None, side: int | None = None, **built: int
+) -> Make:
+    """The attack on one gradient of the network that `built` describes further; labels are known."""
+
     def make(size: int, device: torch.device) -> Call:
         number, pixels = over(count, side, size)
-        model = fp.models.build("dense", input_shape=(3, pixels, pixels), classes=200, seed=0)
-        images = pictures(number, pixels, torch.device("cpu"))
-        return attacked(fp.attacks.dense_inversion(), model, images, torch.arange(number), device)
+        model = fp.models.build(network, input_shape=(3, pixels, pixels), classes=classes, seed=0, **built)
+        batch = fp.Batch(pictures(number, pixels, torch.device("cpu")), torch.arange(number) % classes)
+        threat, place = fp.threats.honest_but_curious.granting("labels"), str(device)
+        observation, _ = fp.simulate(fp.Scenario(model=model, clients=[batch]), threat, device=place)
+        return lambda: fp.run(attack, observation, device=place)
 
     return make
+
+
+def dense(*, count: int | None = None, side: int | None = None) -> Make:
+    return attacked(fp.attacks.dense_inversion(), "dense", classes=200, count=count, side=side)
 
 
 def separation(attack: Attack, *, count: int | None = None, side: int | None = None) -> Make:
-    def make(size: int, device: torch.device) -> Call:
-        number, pixels = over(count, side, size)
-        model = fp.models.build("fc2", input_shape=(3, pixels, pixels), hidden=256, classes=10, seed=0)
-        images = pictures(number, pixels, torch.device("cpu"))
-        return attacked(attack, model, images, torch.arange(number) % 10, device)
-
-    return make
+    return attacked(attack, "fc2", hidden=256, count=count, side=side)
 
 
 def matching(*, count: int | None = None, side: int | None = None) -> Make:
-    def make(size: int, device: torch.device) -> Call:
-        number, pixels = over(count, side, size)
-        model = fp.models.build("lenet", input_shape=(3, pixels, pixels), classes=10, seed=0)
-        attack = GradientMatching(labels=Labels.KNOWN, iterations=ITERATIONS)
-        images = pictures(number, pixels, torch.device("cpu"))
-        return attacked(attack, model, images, torch.arange(number) % 10, device)
-
-    return make
+    return attacked(GradientMatching(labels=Labels.KNOWN, iterations=ITERATIONS), "lenet", count=count, side=side)
 
 
 def features(*, count: int | None = None, side: int | None = None) -> Make:
