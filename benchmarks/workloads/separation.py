@@ -1,9 +1,9 @@
 """Un-mixing a dense layer's gradient: ours, the published optimisation, and scikit-learn's FastICA.
 
-The published method takes 25,000 Adam steps with automatic differentiation: a hundred are timed and multiplied up. How
-good its answer is comes from a full run of the same objective with its slopes written out (`CocktailObjective`), which
-takes the same steps faster; for one batch size, which is given as a comparison of its own. FastICA gets what ours
-gets: the gradient's row space.
+The published method takes 25,000 Adam steps with automatic differentiation: a hundred are timed and multiplied up
+(`published_separation`). How good its answer is comes from a full run of the same objective with its slopes written out
+(`CocktailObjective`), which takes the same steps faster; for one batch size, which is given as a comparison of its own.
+FastICA gets what ours gets: the gradient's row space.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sklearn.decomposition import FastICA
 from torch import Tensor
 
 import fedprism as fp
-from fedprism.attacks import CocktailObjective, CocktailParty
+from fedprism.attacks import CocktailParty
 from fedprism.metrics import psnr
 from fedprism.randomness import generator
 from fedprism.recipes.base import Settings
@@ -24,11 +24,9 @@ from fedprism.recipes.victims import Victim, fc2_cifar10, fc2_photos, fc2_tiny_i
 from fedprism.scoring import match
 from fedprism.types import Reconstruction
 from workloads.base import Comparison, Conditions, best_of, timed
+from workloads.published_separation import OBJECTIVE, published_seconds
 
 SIZES = (32, 64, 128, 256)
-OBJECTIVE = CocktailObjective()
-SAMPLE = 100
-"""Steps of the published optimisation that are timed."""
 FULL_RUN = 64
 """The batch size at which the published objective is minimised to the end."""
 NAME = "cocktail party"
@@ -62,7 +60,6 @@ def _compare(conditions: Conditions, victim: Victim, size: int) -> Iterator[Comp
     row = {"workload": NAME, "size": f"{victim.name}, n = {size}", "ours": ours, "quality": quality(found)}
     gradient = observation.rounds[0].update[f"{victim.dense_layer}.weight"].to(conditions.device)
     shape = tuple(truth.inputs.shape[1:])
-    step, _ = timed(conditions.device, lambda: _published_steps(gradient, size, shape, SAMPLE))
     published_quality = ""
     if size == FULL_RUN:
         full, answer = timed(
@@ -78,7 +75,7 @@ def _compare(conditions: Conditions, victim: Victim, size: int) -> Iterator[Comp
     yield Comparison(
         **row,
         other="published optimisation, automatic differentiation",
-        theirs=step / SAMPLE * OBJECTIVE.iterations,
+        theirs=published_seconds(gradient, size, shape),
         their_quality=published_quality,
         extrapolated=True,
     )
@@ -87,27 +84,6 @@ def _compare(conditions: Conditions, victim: Victim, size: int) -> Iterator[Comp
         inputs=sources.view(-1, *shape), ambiguity=frozenset({"order", "sign", "scale"}), status="FastICA"
     )
     yield Comparison(**row, other="scikit-learn FastICA", theirs=seconds, their_quality=quality(answer))
-
-
-def _published_steps(gradient: Tensor, size: int, shape: tuple[int, ...], steps: int) -> Tensor:
-    """The published optimisation as published: whiten, then Adam on the rows, differentiated automatically."""
-    centred = gradient - gradient.mean(1, keepdim=True)
-    values, vectors = torch.linalg.eigh(centred @ centred.T / (centred.shape[1] - 1))
-    whitening = vectors[:, -size:].T * values[-size:].clamp(min=1e-20).rsqrt()[:, None]
-    signal = whitening @ gradient
-    rows = torch.eye(size, device=gradient.device).requires_grad_()
-    adam = torch.optim.Adam([rows], lr=OBJECTIVE.lr)
-    others = ~torch.eye(size, dtype=torch.bool, device=gradient.device)
-    for _ in range(steps):
-        unit = rows / rows.norm(dim=1, keepdim=True)
-        images = (unit @ signal).view(-1, *shape)
-        variation = images.diff(dim=-1).abs().mean() + images.diff(dim=-2).abs().mean()
-        alike = ((unit @ unit.T).abs() * OBJECTIVE.temperature).exp()[others] - 1
-        loss = OBJECTIVE.independence * alike.mean() + OBJECTIVE.total_variation * variation
-        adam.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        adam.step()
-    return rows.detach()
 
 
 def _fast_ica(gradient: Tensor, size: int) -> Tensor:
