@@ -36,6 +36,7 @@ def parameters(model: nn.Module) -> int:
         ("lenet", {"input_shape": [1, 28, 28]}, 12 * 25 + 2 * 12 * 12 * 25 + 3 * 12 + 588 * 10 + 10),
         ("lenet5", {"input_shape": [3, 32, 32]}, 456 + 2416 + 400 * 120 + 120 + 120 * 84 + 84 + 84 * 10 + 10),
         ("resnet18", {}, 11_173_962),
+        ("resnet18", {"width": 16}, 701_466),
         ("vgg16", {}, 138_357_544),
     ],
 )
@@ -166,6 +167,7 @@ def test_unknown_name_is_refused_with_the_nearest(wrong: Any, hint: str) -> None
         ("lenet5", {"input_shape": [1, 15, 16]}, "16x16"),
         ("lenet5", {"input_shape": [1, 16, 16], "classes": 0}, "classes"),
         ("resnet18", {"input_channels": 0}, "input_channels"),
+        ("resnet18", {"width": 0}, "width"),
         ("vgg16", {"dropout": float("nan")}, "dropout"),
         ("vgg16", {"dropout": 1.0}, "dropout"),
         ("vgg16", {"dropout": "0.5"}, "dropout"),

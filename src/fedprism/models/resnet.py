@@ -12,23 +12,30 @@ from fedprism.checks import MOST_LENGTH, whole
 from fedprism.models.dense import MOST_UNITS
 
 
-def resnet18(classes: int = 10, input_channels: int = 3) -> nn.Module:
-    """A 3x3 stem without max-pool, four stages of two blocks (64, 128, 256, 512 channels), pool and linear layer."""
-    return ResNet18(whole(classes, "classes", MOST_UNITS), whole(input_channels, "input_channels", MOST_LENGTH))
+def resnet18(classes: int = 10, input_channels: int = 3, width: int = 64) -> nn.Module:
+    """A 3x3 stem of `width` channels without max-pool, four stages of two blocks, pool and linear layer.
+
+    Each stage after the first has twice the channels of the one before; 64, 128, 256 and 512 are usual.
+    """
+    return ResNet18(
+        whole(classes, "classes", MOST_UNITS),
+        whole(input_channels, "input_channels", MOST_LENGTH),
+        whole(width, "width", MOST_LENGTH),
+    )
 
 
 class ResNet18(nn.Module):
     """See `resnet18`."""
 
-    def __init__(self, classes: int, input_channels: int) -> None:
+    def __init__(self, classes: int, input_channels: int, width: int = 64) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(input_channels, 64, 3, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(64)
-        self.layer1 = nn.Sequential(Block(64, 64, 1), Block(64, 64, 1))
-        self.layer2 = nn.Sequential(Block(64, 128, 2), Block(128, 128, 1))
-        self.layer3 = nn.Sequential(Block(128, 256, 2), Block(256, 256, 1))
-        self.layer4 = nn.Sequential(Block(256, 512, 2), Block(512, 512, 1))
-        self.linear = nn.Linear(512, classes)
+        self.conv1 = nn.Conv2d(input_channels, width, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.layer1 = nn.Sequential(Block(width, width, 1), Block(width, width, 1))
+        self.layer2 = nn.Sequential(Block(width, 2 * width, 2), Block(2 * width, 2 * width, 1))
+        self.layer3 = nn.Sequential(Block(2 * width, 4 * width, 2), Block(4 * width, 4 * width, 1))
+        self.layer4 = nn.Sequential(Block(4 * width, 8 * width, 2), Block(8 * width, 8 * width, 1))
+        self.linear = nn.Linear(8 * width, classes)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (batch, classes) of images (batch, input_channels, height, width)."""
