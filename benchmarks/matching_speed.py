@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -121,6 +121,16 @@ def problem(network: str, size: int, device: str) -> Problem:
     return Problem(network, batch, start, observation)
 
 
+def tasks_of(cases: Sequence[str], device: str, iterations: int | None = None) -> list[tuple[Problem, int]]:
+    """The problem and the number of iterations of each case, such as lenet:8."""
+    found = []
+    for case in cases:
+        network, _, size = case.partition(":")
+        wanted = iterations or iterations_of(network, int(size), device)
+        found.append((problem(network, int(size), device), wanted))
+    return found
+
+
 def psnr(found: Tensor, batch: fp.Batch) -> float:
     """Mean over the true images, each paired with what is closest of what is left among those of its label."""
     std = torch.tensor(STD).view(1, 3, 1, 1)
@@ -180,20 +190,27 @@ def plain_loop(task: Problem, iterations: int, device: str) -> tuple[Tensor, str
     return kept, "step by step"
 
 
-def breaching(task: Problem, iterations: int, device: str, command: list[str]) -> dict[str, object]:
-    """The peer in a process of its own, and in an environment of its own if it has one."""
-    seen = task.observation.rounds[0]
+def breaching(tasks: Sequence[tuple[Problem, int]], device: str, command: Sequence[str]) -> list[dict[str, object]]:
+    """The peer on every problem for so many iterations, in a process and, if it has one, an environment of its own."""
     with tempfile.TemporaryDirectory() as folder:
-        given, answer = Path(folder) / "given.pt", Path(folder) / "answer.pt"
-        state = {name: tensor.cpu() for name, tensor in task.model.state_dict().items()}
-        update = {name: tensor.cpu() for name, tensor in seen.update.items()}
-        torch.save({"state": state, "update": update, "labels": task.batch.labels, "start": task.start}, given)
-        about = {"network": task.network, "kwargs": KWARGS[task.network], "mean": MEAN, "std": STD}
-        about |= {"iterations": iterations, "tv": 2 * TV, "device": device, "warm_up": warm_up(iterations)}
-        done = subprocess.run([*command, str(given), str(answer), json.dumps(about)], capture_output=True, text=True)
-        if done.returncode:
-            return {"unavailable": (done.stderr.strip().splitlines() or ["no message"])[-1]}
-        found = torch.load(answer, weights_only=True)
+        answers, arguments = list[Path](), list[str]()
+        for number, (task, iterations) in enumerate(tasks):
+            seen = task.observation.rounds[0]
+            given, answer = Path(folder) / f"given-{number}.pt", Path(folder) / f"answer-{number}.pt"
+            state = {name: tensor.cpu() for name, tensor in task.model.state_dict().items()}
+            update = {name: tensor.cpu() for name, tensor in seen.update.items()}
+            torch.save({"state": state, "update": update, "labels": task.batch.labels, "start": task.start}, given)
+            about = {"network": task.network, "kwargs": KWARGS[task.network], "mean": MEAN, "std": STD}
+            about |= {"iterations": iterations, "tv": 2 * TV, "device": device, "warm_up": warm_up(iterations)}
+            answers.append(answer)
+            arguments += [str(given), str(answer), json.dumps(about)]
+        done = subprocess.run([*command, *arguments], capture_output=True, text=True)
+        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        return [_its_answer(answer) if answer.exists() else {"unavailable": reason} for answer in answers]
+
+
+def _its_answer(answer: Path) -> dict[str, object]:
+    found = torch.load(answer, weights_only=True)
     return {"found": found["inputs"], "clock": found["clock"], "processor": found["processor"], "stepping": "its own"}
 
 
@@ -278,11 +295,10 @@ def main() -> None:
     torch.backends.cudnn.allow_tf32 = False
     rates = {tf32: matrix_rate(args.device, tf32) for tf32 in (False, True)}
     rows: list[dict[str, object]] = []
-    for case in args.cases or CASES[args.device]:
-        network, _, size = case.partition(":")
-        task = problem(network, int(size), args.device)
-        iterations = args.iterations or iterations_of(network, int(size), args.device)
-        results = {"breaching 0.1.2": breaching(task, iterations, args.device, peer)}
+    tasks = tasks_of(args.cases or CASES[args.device], args.device, args.iterations)
+    for (task, iterations), theirs in zip(tasks, breaching(tasks, args.device, peer), strict=True):
+        network, size = task.network, len(task.batch)
+        results = {"breaching 0.1.2": theirs}
         results["plain loop"] = timed(lambda n, task=task: plain_loop(task, n, args.device), iterations, args.device)
         for words in args.engines:
             results[f"fedprism, {words}"] = timed(
@@ -290,7 +306,7 @@ def main() -> None:
             )
         others = {}
         for tool, result in results.items():
-            row: dict[str, object] = {"network": network, "batch": int(size), "tool": tool, "iterations": iterations}
+            row: dict[str, object] = {"network": network, "batch": size, "tool": tool, "iterations": iterations}
             if "found" not in result:
                 rows.append({**row, **result})
                 print(json.dumps(rows[-1]), flush=True)

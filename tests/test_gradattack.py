@@ -18,6 +18,7 @@ from fedprism.recipes import gradattack_attackers as attackers
 from fedprism.recipes import gradattack_fig_1 as fig_1
 from fedprism.recipes import gradattack_fig_2 as fig_2
 from fedprism.recipes import gradattack_labels as labels
+from fedprism.recipes import gradattack_parts as parts
 from fedprism.recipes import gradattack_table_2 as table
 from fedprism.recipes.base import Row
 
@@ -184,7 +185,7 @@ def case_of(label: str) -> attackers.Case:
 def test_the_table_has_the_papers_numbers(data: study.Data) -> None:
     assert len(table.CASES) == 13
     assert all(len(case.paper) == len(table.SIZES) for case in table.CASES)
-    nothing = {table.NAIVE: None, table.ADAPTIVE: None}
+    nothing = {parts.NAIVE: None, parts.ADAPTIVE: None}
 
     def papers(label: str, size: int) -> object:
         row = table.row(case_of(label), size, nothing, None, None, data, Settings())
@@ -281,10 +282,10 @@ def test_the_quick_table_runs_and_says_naive_and_adaptive(monkeypatch: pytest.Mo
 def test_the_figure_shows_the_better_attacker_at_one_batch_size() -> None:
     def row(label: str, size: int, accuracy: float | None, *found: float) -> Row:
         entries = [Outcome(values={"LPIPS": (value,), "PSNR": (value,)}, seconds=(1.0,)) for value in found]
-        named = dict(zip((table.NAIVE, table.ADAPTIVE), entries, strict=False))
+        named = dict(zip((parts.NAIVE, parts.ADAPTIVE), entries, strict=False))
         return Row(
             cell={"defense": label, "n": size},
-            entries={table.ACCURACY: accuracy, table.NAIVE: None, table.ADAPTIVE: None, **named},
+            entries={table.ACCURACY: accuracy, parts.NAIVE: None, parts.ADAPTIVE: None, **named},
         )
 
     rows = [

@@ -1,6 +1,6 @@
-"""The peer `breaching`, unmodified, on one update of matching_speed.py.
+"""The peer `breaching`, unmodified, on updates of matching_speed.py, one after the other.
 
-    BREACHING=FOLDER python speed_breaching.py GIVEN ANSWER SETTINGS
+    BREACHING=FOLDER python speed_breaching.py GIVEN ANSWER SETTINGS [GIVEN ANSWER SETTINGS ...]
 
 Only the network's definition comes from fedprism. `breaching` is taken from the environment, or from the folder that
 the variable names (put last, so that it supplies only what is missing).
@@ -26,37 +26,43 @@ import breaching  # noqa: E402
 from fedprism.models import build  # noqa: E402
 
 torch.backends.cudnn.allow_tf32 = False
-given, answer, settings = torch.load(sys.argv[1], weights_only=True), sys.argv[2], json.loads(sys.argv[3])
-device = torch.device(settings["device"])
-setup = {"device": device, "dtype": torch.float}
-model = build(settings["network"], **settings["kwargs"]).to(device).eval()
-model.load_state_dict(given["state"])
-shape = tuple(given["start"].shape[1:])
-metadata = types.SimpleNamespace(shape=shape, mean=settings["mean"], std=settings["std"], modality="vision")
-payload = {
-    "parameters": [p.detach() for p in model.parameters()],
-    "buffers": [b.detach() for b in model.buffers()],
-    "metadata": metadata,
-}
-labels = given["labels"].to(device)
-shared = {
-    "gradients": [given["update"][name].to(device) for name, _ in model.named_parameters()],
-    "buffers": None,
-    "metadata": {"num_data_points": len(labels), "labels": labels, "local_hyperparams": None},
-}
 
 
-def attack(iterations: int) -> torch.Tensor:
-    overrides = [f"optim.max_iterations={iterations}", f"regularization.total_variation.scale={settings['tv']}"]
-    config = breaching.get_attack_config("invertinggradients", overrides=overrides)
-    attacker = breaching.attacks.prepare_attack(model, torch.nn.CrossEntropyLoss(), config, setup)
-    result, _ = attacker.reconstruct([payload], [shared], {}, initial_data=given["start"].to(device), dryrun=False)
-    return result["data"].detach().float().cpu()
+def carry_out(file: str, answer: str, settings: dict[str, object]) -> None:
+    given = torch.load(file, weights_only=True)
+    device = torch.device(settings["device"])
+    model = build(settings["network"], **settings["kwargs"]).to(device).eval()
+    model.load_state_dict(given["state"])
+    shape = tuple(given["start"].shape[1:])
+    metadata = types.SimpleNamespace(shape=shape, mean=settings["mean"], std=settings["std"], modality="vision")
+    payload = {
+        "parameters": [p.detach() for p in model.parameters()],
+        "buffers": [b.detach() for b in model.buffers()],
+        "metadata": metadata,
+    }
+    labels = given["labels"].to(device)
+    shared = {
+        "gradients": [given["update"][name].to(device) for name, _ in model.named_parameters()],
+        "buffers": None,
+        "metadata": {"num_data_points": len(labels), "labels": labels, "local_hyperparams": None},
+    }
+
+    def attack(iterations: int) -> torch.Tensor:
+        overrides = [f"optim.max_iterations={iterations}", f"regularization.total_variation.scale={settings['tv']}"]
+        config = breaching.get_attack_config("invertinggradients", overrides=overrides)
+        setup = {"device": device, "dtype": torch.float}
+        attacker = breaching.attacks.prepare_attack(model, torch.nn.CrossEntropyLoss(), config, setup)
+        start = given["start"].to(device)
+        result, _ = attacker.reconstruct([payload], [shared], {}, initial_data=start, dryrun=False)
+        return result["data"].detach().float().cpu()
+
+    attack(settings["warm_up"])
+    gc.collect()
+    clock, processor = time.perf_counter(), time.process_time()
+    inputs = attack(settings["iterations"])
+    times = {"clock": time.perf_counter() - clock, "processor": time.process_time() - processor}
+    torch.save({"inputs": inputs, **times}, answer)
 
 
-attack(settings["warm_up"])
-gc.collect()
-clock, processor = time.perf_counter(), time.process_time()
-inputs = attack(settings["iterations"])
-times = {"clock": time.perf_counter() - clock, "processor": time.process_time() - processor}
-torch.save({"inputs": inputs, **times}, answer)
+for given, answer, settings in zip(*(iter(sys.argv[1:]),) * 3, strict=True):
+    carry_out(given, answer, json.loads(settings))

@@ -25,16 +25,17 @@ def matching(conditions: Conditions) -> Iterator[Comparison]:
     torch.backends.cudnn.allow_tf32 = False
     rates = {False: matrix_rate(conditions.device), True: speed.matrix_rate(device, True)}
     clock = "processor" if Clock.processor else "clock"
-    for case in speed.CASES[device]:
-        network, _, size = case.partition(":")
-        task, iterations = speed.problem(network, int(size), device), speed.iterations_of(network, int(size), device)
+    tasks = speed.tasks_of(speed.CASES[device], device)
+    peers: list[dict[str, object]] = [{} for _ in tasks]
+    if conditions.peer is not None:
+        peers = speed.breaching(tasks, device, [*conditions.peer, str(PEER)])
+    for (task, iterations), peer in zip(tasks, peers, strict=True):
+        network, size = task.network, len(task.batch)
         others = {"plain loop, after the paper": speed.timed(_loop(task, device), iterations, device)}
-        if conditions.peer is not None:
-            answer = speed.breaching(task, iterations, device, [*conditions.peer, str(PEER)])
-            if "found" in answer:
-                others["breaching 0.1.2"] = answer
-            else:
-                print(f"breaching left out: {answer['unavailable']}", flush=True)
+        if "found" in peer:
+            others["breaching 0.1.2"] = peer
+        elif peer:
+            print(f"breaching left out: {peer['unavailable']}", flush=True)
         for words in ENGINES.get((device, network), (PLAIN,)):
             ours = speed.timed(_ours(task, device, words), iterations, device)
             seconds, work = float(str(ours[clock])), speed.flops(task, str(ours["stepping"]))

@@ -231,6 +231,10 @@ def reproduce(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="DIR", help="Folder for the results; else fedprism-RECIPE.")
     ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Parts at a time, in processes of their own, for gradattack-table-2."),
+    ] = None,
     seed: Seed = 0,
     device: Device = None,
 ) -> None:
@@ -251,6 +255,7 @@ def reproduce(
         seed=seed,
         data_dir=data_dir,
         device=device,
+        workers=workers,
     )
     with progress_bar() as announce:
         rows = report.carry_out(chosen, settings, folder, announce)

@@ -22,7 +22,8 @@ class Settings:
 
     batches: how many batches a cell averages over. sizes: the batch sizes. iterations: the steps of every iterative
     baseline. inverted: how many images a batch are rendered from their recovered features, for convolutional networks.
-    finished: where long recipes keep finished cells, so that a run that was stopped goes on.
+    finished: where long recipes keep finished cells, so that a run that was stopped goes on. workers: how many parts of
+    a recipe are computed at a time, in processes of their own, where it has independent parts (`recipes.parts`).
     """
 
     quick: bool = False
@@ -34,13 +35,15 @@ class Settings:
     data_dir: Path | None = None
     device: str | None = None
     finished: Path | None = None
+    workers: int | None = None
 
     def __post_init__(self) -> None:
-        numbers = (self.batches, self.iterations, self.inverted, *(self.sizes or ()))
+        numbers = (self.batches, self.iterations, self.inverted, self.workers, *(self.sizes or ()))
         if self.sizes == () or any(number is not None and number < 1 for number in numbers):
             raise BadInput(
-                f"expected batches, sizes, iterations and inverted of at least 1, found {self.batches}, {self.sizes}, "
-                f"{self.iterations} and {self.inverted}; change the one that is smaller, or leave it out."
+                f"expected batches, sizes, iterations, inverted and workers of at least 1, found {self.batches}, "
+                f"{self.sizes}, {self.iterations}, {self.inverted} and {self.workers}; change the one that is smaller, "
+                "or leave it out."
             )
 
     def sizes_or(self, published: Sequence[int], quick: Sequence[int]) -> tuple[int, ...]:

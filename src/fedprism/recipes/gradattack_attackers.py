@@ -115,7 +115,7 @@ def observe(
 
     Of MixUp, the adaptive attacker has the images out of all epochs' gradients.
     """
-    if adaptive and _told_all(case):
+    if adaptive and told_all(case):
         return _at_once(case, model, data, images, size, settings)
     if case.mixing is not None:
         images, _ = encode(case.mixing, images, model, settings.seed, epoch)
@@ -133,7 +133,7 @@ def observe(
     return invert(chosen, target, batches, threat, settings, first=first)
 
 
-def _told_all(case: Case) -> bool:
+def told_all(case: Case) -> bool:
     """Whether the mixing is all there is between the images and what the network is fed."""
     return case.mixing is not None and not isinstance(case.mixing, InstaHide)
 
@@ -178,7 +178,7 @@ def leaked(
 ) -> Outcome:
     """The score of what the attacker makes of the answers of its epochs: taken as they are, or decoded."""
     answers, chosen = seen[0], method(case, settings, adaptive=adaptive)
-    if adaptive and _told_all(case):
+    if adaptive and told_all(case):
         return scored(answers, images, data.normalization, settings, method=method_at_once(case, settings))
     if adaptive and case.mixing is not None:
         # Soft labels, which are given, say which encoding is which: the order is known.

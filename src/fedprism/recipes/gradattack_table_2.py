@@ -2,9 +2,8 @@
 
 Huang, Gupta, Song, Li, Arora, "Evaluating Gradient Inversion Attacks and Defenses in Federated Learning", NeurIPS 2021.
 
-Every part of a row can be computed by itself: its `price`, the network that is attacked (`attacked_network`) and, epoch
-by epoch, what an attacker sees (`observe`). `leakage` and `row` put the parts together: a machine may work on many of
-them at once.
+A row is made of parts that are computed by themselves, several at a time where asked for: the networks that are
+attacked, trainings to the end, and what an attacker makes of one batch.
 """
 
 from __future__ import annotations
@@ -12,12 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from torch import nn
-
-import fedprism as fp
 from fedprism import utility
-from fedprism.defenses import InstaHide, MixUp
-from fedprism.recipes import training
 from fedprism.recipes.base import Announce, Entry, Outcome, Recipe, Row, Settings
 from fedprism.recipes.charts import line_chart
 from fedprism.recipes.gradattack import (
@@ -35,7 +29,6 @@ from fedprism.recipes.gradattack import (
     STRANGERS,
     Answers,
     Data,
-    attacked_network,
     data_of,
     scored,
     strangers,
@@ -46,22 +39,30 @@ from fedprism.recipes.gradattack_attackers import (
     QUICK_ENCODED,
     QUICK_ITERATIONS,
     Case,
-    epochs,
     leaked,
-    observe,
+)
+from fedprism.recipes.gradattack_parts import (
+    ADAPTIVE,
+    NAIVE,
+    QUICK_SEEDS,
+    SEEDS,
+    attacked_images,
+    cost,
+    parts,
+    parts_of,
+    seen,
+    time_factor,
 )
 from fedprism.recipes.gradattack_rows import CASES
 from fedprism.recipes.measuring import LPIPS, PSNR
+from fedprism.recipes.parts import Part, computed
 from fedprism.recipes.sheets import contact_sheet
+from fedprism.recipes.shelf import Made
 
 SIZES, QUICK_SIZES = (1, 16, 32), (2,)
-BATCHES = {1: 4}
-"""How many batches of a size are attacked, one unless said; the paper attacks 50 images in batches of each size."""
-SEEDS, QUICK_SEEDS = (0, 1, 2), (0,)
 DRAWN_SIZE = 16
 """The batch size of which the figure is."""
 
-NAIVE, ADAPTIVE = "naive", "adaptive"
 ACCURACY, DROP, MARGIN, TIME = "accuracy, %", "drop", "±", "time factor"
 
 READING = (
@@ -91,73 +92,32 @@ COST = (
 
 
 def run(settings: Settings, announce: Announce) -> Iterator[Row]:
-    data = data_of(settings)
-    sizes = settings.sizes_or(SIZES, QUICK_SIZES)
+    data, sizes = data_of(settings), settings.sizes_or(SIZES, QUICK_SIZES)
     data.first(max(attacked_images(case, size, settings) for case in CASES for size in sizes))  # before hours of work
-    targets: dict[MixUp | None, nn.Module] = {}
-    undefended: utility.Utility | None = None
-    for case in CASES:
-        announce(f"{case.label}: training under the defense")
-        cost = price(case, data, settings)
-        undefended = undefended or cost
-        if case.mixing not in targets:
-            announce(f"{case.label}: training the attacked network")
-            targets[case.mixing] = attacked_network(data, settings, case.mixing)
-        for size in sizes:
-            entries = _attacked(case, targets[case.mixing], data, size, settings, announce)
-            yield row(case, size, entries, cost, undefended, data, settings)
-
-
-def price(case: Case, data: Data, settings: Settings, seeds: Sequence[int] | None = None) -> utility.Utility:
-    """Accuracy and time under the defense. The published rates: 0.05, and 0.1 with MixUp."""
-    return utility.measure(
-        data.network,
-        data.train,
-        data.test,
-        case.defense,
-        epochs=data.epochs,
-        batch_size=data.batch_size,
-        lr=0.05 if case.mixing is None or isinstance(case.mixing, InstaHide) else 0.1,
-        seeds=[settings.seed + seed for seed in seeds or (QUICK_SEEDS if settings.quick else SEEDS)],
-        device=settings.device,
-        augment=training.shifted,
-    )
-
-
-def attacked_images(case: Case, size: int, settings: Settings) -> int:
-    """How many images a cell is about: full batches and, where images are mixed, at least as many as are mixed."""
-    count = size * settings.batches_or(BATCHES.get(size, 1))
-    return count if case.mixing is None else max(count, case.mixing.k)
-
-
-def attackers(case: Case) -> tuple[str, ...]:
-    """Without a defense there is nothing to adapt to."""
-    return (NAIVE,) if case.defense == fp.chain() else (NAIVE, ADAPTIVE)
-
-
-def _attacked(
-    case: Case, model: nn.Module, data: Data, size: int, settings: Settings, announce: Announce
-) -> dict[str, Entry]:
-    images = data.first(attacked_images(case, size, settings))
-    seen: dict[str, list[Answers]] = {}
-    for name in attackers(case):
-        adaptive = name == ADAPTIVE
-        announce(f"{case.label}, batches of {size}: {name}")
-        seen[name] = [
-            observe(case, model, data, images, size, settings, adaptive=adaptive, epoch=epoch)
-            for epoch in range(epochs(case, settings, adaptive=adaptive))
-        ]
-    return leakage(case, size, seen, data, settings)
+    announce("timing steps under each defense")  # alone, before others use the machine
+    factors = {case: time_factor(case, data, settings) for case in CASES}
+    wanted = parts(CASES, sizes, settings)  # all drops are from the first case
+    made: dict[Part, Made] = {}
+    left = [(case, size) for case in CASES for size in sizes]
+    for number, one in computed(wanted, settings, announce):
+        made[wanted[number]] = one
+        while left and all(part in made for part in parts_of(*left[0], settings)):
+            case, size = left.pop(0)
+            entries = leakage(case, size, seen(case, size, made, settings), data, settings)
+            own, undefended = (cost(each, made, factors[each], settings) for each in (case, CASES[0]))
+            yield row(case, size, entries, own, undefended, data, settings)
 
 
 def leakage(
-    case: Case, size: int, seen: Mapping[str, Sequence[Answers]], data: Data, settings: Settings
+    case: Case, size: int, answers: Mapping[str, Sequence[Answers]], data: Data, settings: Settings
 ) -> dict[str, Entry]:
     """The row's scores: of each attacker who has seen something, and of images that nobody attacked."""
     count = attacked_images(case, size, settings)
     images = data.first(count)
     found: dict[str, Entry] = {
-        name: leaked(case, seen[name], images, data, settings, adaptive=name == ADAPTIVE) if seen.get(name) else None
+        name: leaked(case, answers[name], images, data, settings, adaptive=name == ADAPTIVE)
+        if name in answers
+        else None
         for name in (NAIVE, ADAPTIVE)
     }
     found[STRANGERS] = scored(strangers(data, count, size, settings), images, data.normalization, settings)

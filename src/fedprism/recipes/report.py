@@ -24,6 +24,9 @@ STALE = ("table.md", "results.json", "run.json", "figure.svg", "recipe-*.png")
 FINISHED = "finished"
 """The folder of finished cells: a run into the same folder goes on from them."""
 
+WHERE = ("data_dir", "device", "finished", "workers")
+"""Settings that do not decide any number."""
+
 TIMED = ("time factor",)
 """Columns that differ from run to run: they go with the times."""
 
@@ -126,7 +129,7 @@ def _table_lines(texts: Sequence[Sequence[str]]) -> list[str]:
 
 def _results_json(recipe: Recipe, settings: Settings, rows: Sequence[Row], *, complete: bool) -> bytes:
     """Every number but the times. No clock, host or path: two runs of one seed compare equal."""
-    effort = {name: value for name, value in vars(settings).items() if name not in ("data_dir", "device", "finished")}
+    effort = {name: value for name, value in vars(settings).items() if name not in WHERE}
     return results.as_json(
         {
             "format": "fedprism-recipe/1",

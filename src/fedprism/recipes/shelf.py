@@ -9,16 +9,25 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor
 
 from fedprism import __version__
 
 
+class Made(NamedTuple):
+    """What came of a part of a recipe: what JSON can hold, and tensors."""
+
+    said: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
 class Shelf:
-    """One JSON file a cell, found by everything that determines the cell. Without a folder nothing is kept."""
+    """One file a cell, found by everything that determines the cell. Without a folder nothing is kept."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
@@ -27,15 +36,32 @@ class Shelf:
         """The cell as it was made, now or in an earlier run. It consists of what JSON can hold."""
         if self._folder is None:
             return make()
-        full = {**key, "versions": [__version__, str(torch.__version__)]}
-        text = json.dumps(full, sort_keys=True, default=str)
-        path = self._folder / f"{hashlib.sha256(text.encode()).hexdigest()[:20]}.json"
+        text, path = _place(self._folder, key, "json")
         found = _read(path, text)
         if found is None:
             # Through JSON also where it is new, so that a run that goes on gives what one in a single go does.
             found = json.loads(json.dumps(make()))
-            _write(path, json.dumps({"key": text, "cell": found}))
+            _write(path, json.dumps({"key": text, "cell": found}).encode())
         return found
+
+    def made(self, key: Mapping[str, object], make: Callable[[], Made]) -> Made:
+        """The same for a cell with tensors."""
+        if self._folder is None:
+            return make()
+        text, path = _place(self._folder, key, "safetensors")
+        found = _read_made(path, text)
+        if found is None:
+            said, tensors = make()
+            kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+            _write(path, save(kept, {"key": text, "said": json.dumps(said)}))
+            found = Made(json.loads(json.dumps(said)), kept)
+        return found
+
+
+def _place(folder: Path, key: Mapping[str, object], suffix: str) -> tuple[str, Path]:
+    """Everything that determines a cell, as text, and the file that goes by it."""
+    text = json.dumps({**key, "versions": [__version__, str(torch.__version__)]}, sort_keys=True, default=str)
+    return text, folder / f"{hashlib.sha256(text.encode()).hexdigest()[:20]}.{suffix}"
 
 
 def _read(path: Path, key: str) -> dict[str, Any] | None:
@@ -49,11 +75,22 @@ def _read(path: Path, key: str) -> dict[str, Any] | None:
     return dict(entry["cell"])
 
 
-def _write(path: Path, text: str) -> None:
+def _read_made(path: Path, key: str) -> Made | None:
+    try:
+        with safe_open(path, "pt") as file:
+            about = file.metadata() or {}
+            if about.get("key") != key:
+                return None
+            return Made(json.loads(about["said"]), {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+    except (OSError, SafetensorError, ValueError, KeyError):
+        return None
+
+
+def _write(path: Path, content: bytes) -> None:
     """Whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".fedprism-", delete=False) as file:
-        file.write(text)
+    with tempfile.NamedTemporaryFile("wb", dir=path.parent, prefix=".fedprism-", delete=False) as file:
+        file.write(content)
     os.replace(file.name, path)
 
 

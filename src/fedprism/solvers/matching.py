@@ -112,10 +112,11 @@ def match_gradients(
     logits = None if label_start is None else label_start.detach().clone().requires_grad_()
     slope = slope_towards(search.distance, target, spending=losses is not None and losses.sent_of is None)
     priors = tuple(search.priors)
+    length = ROUGH_STEP if search.engine.tf32 and start.is_cuda else STEP  # TF32 is a GPU's
     objective: Objective | Differenced = (
         Objective(inputs, logits, gradients_of, slope, priors, parts)
         if losses is None
-        else Differenced(inputs, logits, losses, slope, priors, ROUGH_STEP if search.engine.tf32 else STEP)
+        else Differenced(inputs, logits, losses, slope, priors, length)
     )
     best = _Best(objective.variables)
     with search.engine.settings():

@@ -10,7 +10,7 @@ print(utility.measure(network, train, test, fp.defenses.Prune(0.99)))
 from __future__ import annotations
 
 from fedprism.utility.cost import PAIRED_ENCODINGS, AttackCost, attack_cost
-from fedprism.utility.measuring import CONFIDENCE, Interval, Utility, measure, t_interval
+from fedprism.utility.measuring import CONFIDENCE, Interval, Utility, measure, t_interval, time_factor
 from fedprism.utility.privacy import Guarantee, guarantee
 from fedprism.utility.training import Augmentation, Factory, Schedule, fit
 
@@ -29,4 +29,5 @@ __all__ = [
     "guarantee",
     "measure",
     "t_interval",
+    "time_factor",
 ]

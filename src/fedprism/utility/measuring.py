@@ -170,7 +170,11 @@ def measure(
         seeds=tuple(seeds),
         accuracies=tuple(accuracies),
         steps=epochs * schedule.steps_an_epoch(len(train)),
-        time_factor=_time_factor(model, train, defense, schedule, seeds[0], place, timed_steps),
+        time_factor=(
+            time_factor(model, train, defense, schedule, seed=seeds[0], device=place, steps=timed_steps)
+            if timed_steps or defense == Chain()
+            else None
+        ),
         epsilon=None if private is None else private.run,
         release_epsilon=None if private is None else private.release,
         delta=None if private is None else delta,
@@ -203,31 +207,32 @@ def _tested(model: nn.Module, data: Batch, place: torch.device) -> tuple[float, 
     return right / len(data), finite
 
 
-def _time_factor(
+def time_factor(
     model: nn.Module | Factory,
     data: Batch,
     defense: Defense,
-    schedule: Schedule,
-    seed: int,
-    place: torch.device,
-    timed: int,
-) -> float | None:
-    """The median time of a defended step over that of a step without defense.
+    schedule: Schedule | None = None,
+    *,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    steps: int = 21,
+) -> float:
+    """The median time of a defended training step over that of a step without defense, over so many of each.
 
     The two trainings take turns, so that whatever else slows the machine down meanwhile meets both.
     """
     if defense == Chain():
         return 1.0
-    if timed == 0:
-        return None
+    whole(steps, "steps", 10**6)
+    schedule, place = schedule or Schedule(), devices.pick(device)
     runs = [Run(_network(model, seed), data, d, schedule, seed, place) for d in (defense, Chain())]
     with seeded_layers(generator(seed, "layers")):
         endless = [_endless(run) for run in runs]
         for _ in range(WARM_UP):
-            for steps in endless:
-                next(steps)
+            for training in endless:
+                next(training)
         # Whoever comes second may find the machine better prepared: that alternates.
-        pairs = [{k: _seconds(endless[k], place) for k in ((0, 1), (1, 0))[pair % 2]} for pair in range(timed)]
+        pairs = [{k: _seconds(endless[k], place) for k in ((0, 1), (1, 0))[pair % 2]} for pair in range(steps)]
     return statistics.median(pair[0] for pair in pairs) / statistics.median(pair[1] for pair in pairs)
 
 

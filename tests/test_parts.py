@@ -1,0 +1,79 @@
+"""Independent parts of a recipe: the same whether one or several are computed at a time, and none of them twice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedprism.errors import FedprismError
+from fedprism.recipes import Settings
+from fedprism.recipes.parts import Part, computed
+from fedprism.recipes.shelf import Made, Shelf
+
+
+@dataclass(frozen=True)
+class Counted(Part):
+    """Squares its number, and leaves a trace of having been asked."""
+
+    number: int
+    traces: Path
+
+    @property
+    def title(self) -> str:
+        return f"number {self.number}"
+
+    def make(self, settings: Settings) -> Made:
+        if self.number < 0:
+            raise ValueError("a number below zero")
+        with (self.traces / str(self.number)).open("a") as file:
+            file.write("asked\n")
+        return Made({"square": self.number**2}, {"noise": torch.full((2,), settings.seed + 0.5).double()})
+
+
+def asked(traces: Path) -> int:
+    return sum(len(file.read_text().splitlines()) for file in traces.iterdir())
+
+
+@pytest.mark.parametrize("workers", [None, 1, 2])
+def test_parts_come_with_their_numbers_and_only_once(workers: int | None, tmp_path: Path) -> None:
+    traces, said = tmp_path / "traces", list[str]()
+    traces.mkdir()
+    parts = [Counted(number, traces) for number in (3, 1, 2)]
+    settings = Settings(seed=7, workers=workers, finished=tmp_path / "finished")
+    first = dict(computed(parts, settings, said.append))
+    assert {number: made.said for number, made in first.items()} == {
+        0: {"square": 9},
+        1: {"square": 1},
+        2: {"square": 4},
+    }
+    assert all(torch.equal(made.tensors["noise"], torch.full((2,), 7.5).double()) for made in first.values())
+    assert any("number 2" in words for words in said)
+    again = dict(computed(parts, settings, said.append))
+    assert {number: made.said for number, made in again.items()} == {n: made.said for n, made in first.items()}
+    assert asked(traces) == 3, "what is finished is not computed again"
+    assert dict(computed(parts, replace(settings, seed=8), said.append))[0].tensors["noise"][0] == 8.5
+
+
+def test_a_part_that_fails_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FedprismError, match="number -1: the task raised ValueError: a number below zero"):
+        list(computed([Counted(-1, tmp_path)], Settings(workers=2), lambda doing: None))
+
+
+@pytest.mark.parametrize("damage", [b"", b"not a safetensors file", None])
+def test_a_damaged_part_is_computed_again(damage: bytes | None, tmp_path: Path) -> None:
+    shelf, calls = Shelf(tmp_path), list[int]()
+
+    def make() -> Made:
+        calls.append(1)
+        return Made({"a": [1, "b"]}, {"t": torch.arange(4)})
+
+    shelf.made({"cell": 1}, make)
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes()[:-3] if damage is None else damage)
+    made = shelf.made({"cell": 1}, make)
+    assert len(calls) == 2
+    assert made.said == {"a": [1, "b"]}
+    assert torch.equal(made.tensors["t"], torch.arange(4))
