@@ -38,28 +38,43 @@ def asked(traces: Path) -> int:
 
 
 @pytest.mark.parametrize("workers", [None, 1, 2])
-def test_parts_come_with_their_numbers_and_only_once(workers: int | None, tmp_path: Path) -> None:
+def test_every_part_is_made_and_only_once(workers: int | None, tmp_path: Path) -> None:
     traces, said = tmp_path / "traces", list[str]()
     traces.mkdir()
     parts = [Counted(number, traces) for number in (3, 1, 2)]
     settings = Settings(seed=7, workers=workers, finished=tmp_path / "finished")
     first = dict(computed(parts, settings, said.append))
-    assert {number: made.said for number, made in first.items()} == {
-        0: {"square": 9},
-        1: {"square": 1},
-        2: {"square": 4},
-    }
+    assert {part: made.said["square"] for part, made in first.items()} == dict(zip(parts, (9, 1, 4), strict=True))
     assert all(torch.equal(made.tensors["noise"], torch.full((2,), 7.5).double()) for made in first.values())
     assert any("number 2" in words for words in said)
     again = dict(computed(parts, settings, said.append))
-    assert {number: made.said for number, made in again.items()} == {n: made.said for n, made in first.items()}
+    assert {part: made.said for part, made in again.items()} == {part: made.said for part, made in first.items()}
     assert asked(traces) == 3, "what is finished is not computed again"
-    assert dict(computed(parts, replace(settings, seed=8), said.append))[0].tensors["noise"][0] == 8.5
+    assert dict(computed(parts, replace(settings, seed=8), said.append))[parts[0]].tensors["noise"][0] == 8.5
 
 
 def test_a_part_that_fails_is_named(tmp_path: Path) -> None:
     with pytest.raises(FedprismError, match="number -1: the task raised ValueError: a number below zero"):
         list(computed([Counted(-1, tmp_path)], Settings(workers=2), lambda doing: None))
+
+
+@dataclass(frozen=True)
+class Large(Part):
+    """Fits only where nothing else runs."""
+
+    title = "large"  # type: ignore[assignment]
+
+    def make(self, settings: Settings) -> Made:
+        if settings.workers:
+            raise torch.OutOfMemoryError("no room beside others")
+        return Made({"alone": True}, {})
+
+
+def test_what_has_no_room_beside_others_is_made_alone(tmp_path: Path) -> None:
+    parts = [Large(), Counted(1, tmp_path)]
+    found = list(computed(parts, Settings(workers=2), lambda doing: None))
+    assert [part for part, _ in found] == [parts[1], parts[0]]
+    assert found[1][1].said == {"alone": True}
 
 
 @pytest.mark.parametrize("damage", [b"", b"not a safetensors file", None])

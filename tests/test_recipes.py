@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 import math
+import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -35,7 +36,8 @@ from fedprism.recipes import (
     victims,
 )
 from fedprism.recipes.base import Announce
-from fedprism.recipes.measuring import FAITHFUL, LPIPS, PSNR, Cell, histogram, match_features, play
+from fedprism.recipes.measuring import FAITHFUL, LPIPS, PSNR, Cell, histogram, match_features
+from fedprism.recipes.playing import play
 from fedprism.recipes.victims import IMAGENET, Victim
 
 TINY = Settings(quick=True, sizes=(4,), iterations=3)
@@ -394,6 +396,30 @@ def test_a_method_that_fails_leaves_a_word_and_the_others_go_on() -> None:
     assert len(entries["fine"].seconds) == 2
     assert notes == ("title, other: expected this, found that.",)
     assert calls == ["OutOfMemoryError", "NotApplicable"]
+
+
+def test_several_parts_at_a_time_give_the_same_table() -> None:
+    alone, together = (
+        list(cpa_table_5.run(dataclasses.replace(TINY, sizes=(4, 5), workers=workers), print)) for workers in (None, 2)
+    )
+    assert [row.cell["n"] for row in together] == [4, 5]
+    for ours, theirs in zip(together, alone, strict=True):
+        assert ours.cell == theirs.cell
+        for name, found in theirs.entries.items():
+            entry = ours.entries[name]
+            assert isinstance(entry, Outcome) == isinstance(found, Outcome)
+            if isinstance(entry, Outcome) and isinstance(found, Outcome):
+                assert entry.values == found.values
+                assert entry.statuses == found.statuses
+
+
+def test_a_victim_that_was_given_is_sent_whole() -> None:
+    sent, given = pickle.loads(pickle.dumps(victim())), victim()
+    assert torch.equal(sent.images.images, given.images.images)
+    assert all(torch.equal(a, b) for a, b in zip(sent.model.parameters(), given.model.parameters(), strict=True))
+    large = victims.cnn_photos(TINY, pool=4)
+    assert len(pickle.dumps(large)) < 2_000, "it is made anew where it arrives"
+    assert repr(large) == "cnn_photos(pool=4, frozen=False)"
 
 
 def test_originals_stand_above_what_came_back() -> None:

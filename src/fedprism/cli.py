@@ -233,7 +233,7 @@ def reproduce(
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Parts at a time, in processes of their own, for gradattack-table-2."),
+        typer.Option(min=1, metavar="N", help="Parts at a time, where a recipe has such (docs/recipes.md)."),
     ] = None,
     seed: Seed = 0,
     device: Device = None,

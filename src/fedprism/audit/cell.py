@@ -34,6 +34,8 @@ from fedprism.types import Batch, Observation, Reconstruction, Record
 PICTURES = 8
 """Samples a cell keeps with what came back, unless the plan says otherwise."""
 OUT_OF_MEMORY = "out of memory"
+LITTLE = 2**30
+"""Bytes of a GPU that a worker may keep between cells: looking for garbage takes a quarter of a second each time."""
 
 Outcome = Literal["done", "skipped", "failed"]
 
@@ -100,8 +102,10 @@ def _too_much(share: float) -> str:
 
 
 def _give_back() -> None:
-    """Leave a GPU's memory to other workers, and to the next attempt."""
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    """Leave a GPU's memory to other workers, and to the next attempt. Little is not worth the search for garbage."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return
+    if any(torch.cuda.memory_reserved(number) > LITTLE for number in range(torch.cuda.device_count())):
         gc.collect()
         torch.cuda.empty_cache()
 

@@ -11,7 +11,8 @@ from fedprism.attacks import Attack
 from fedprism.recipes import cocktail_party as cpa
 from fedprism.recipes.base import Announce, Entry, Outcome, Recipe, Row, Settings
 from fedprism.recipes.cpa_table_2 import BATCHES
-from fedprism.recipes.measuring import BINS, CLOSE, COSINE, MEDIAN_COSINE, Cell, Played, play
+from fedprism.recipes.measuring import BINS, CLOSE, COSINE, MEDIAN_COSINE, Cell
+from fedprism.recipes.playing import Game, Played, play_all
 from fedprism.recipes.sheets import bar_chart, sparkline
 from fedprism.recipes.victims import cnn_photos, vgg16_imagenet
 
@@ -22,14 +23,15 @@ FEWER_SIZES = (32, 128)
 
 
 def run(settings: Settings, announce: Announce) -> Iterator[Row]:
-    make = cnn_photos if settings.quick else vgg16_imagenet
+    make, games = cnn_photos if settings.quick else vgg16_imagenet, list[Game]()
     for number, pool in enumerate(QUICK_POOLS if settings.quick else POOLS):
         victim = make(settings, pool=pool)
         for size in settings.sizes_or(FEWER_SIZES if number else SIZES, QUICK_SIZES[number > 0 :]):
             if size < victim.features:  # as many images as features cannot be told apart
                 cell = Cell(victim=victim, size=size, batches=settings.batches_or(BATCHES.get(size, 1)))
-                title = f"{victim.features} features, {size} images"
-                yield row(cell, play(cell, methods(settings), settings, announce, title), settings)
+                games.append(Game(cell, methods(settings), f"{victim.features} features, {size} images"))
+    for game, played in zip(games, play_all(games, settings, announce), strict=True):
+        yield row(game.cell, played, settings)
 
 
 def methods(settings: Settings) -> dict[str, Attack]:

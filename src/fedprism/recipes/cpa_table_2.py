@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from fedprism.recipes import cocktail_party as cpa
 from fedprism.recipes.base import Announce, Recipe, Row, Settings
-from fedprism.recipes.measuring import COSINE, LPIPS, PSNR, Cell, Played, play
+from fedprism.recipes.measuring import COSINE, LPIPS, PSNR, Cell
+from fedprism.recipes.playing import Game, Played, play_all
 from fedprism.recipes.sheets import contact_sheet
 from fedprism.recipes.victims import CLIENT_IMAGES, cnn_photos, vgg16_imagenet
 
@@ -28,10 +29,16 @@ AGGREGATED = (
 
 def run(settings: Settings, announce: Announce) -> Iterator[Row]:
     victim = cnn_photos(settings) if settings.quick else vgg16_imagenet(settings)
-    for size in settings.sizes_or(SIZES, QUICK_SIZES):
-        cell = Cell(victim=victim, size=size, batches=settings.batches_or(BATCHES.get(size, 1)))
-        title = f"{victim.name}, {size} images"
-        yield row(cell, play(cell, cpa.on_features(settings), settings, announce, title), settings)
+    games = [
+        Game(
+            Cell(victim=victim, size=size, batches=settings.batches_or(BATCHES.get(size, 1))),
+            cpa.on_features(settings),
+            f"{victim.name}, {size} images",
+        )
+        for size in settings.sizes_or(SIZES, QUICK_SIZES)
+    ]
+    for game, played in zip(games, play_all(games, settings, announce), strict=True):
+        yield row(game.cell, played, settings)
 
 
 def row(cell: Cell, played: Played, settings: Settings) -> Row:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from fedprism.attacks import Attack
 from fedprism.recipes import cocktail_party as cpa
 from fedprism.recipes.base import Announce, Recipe, Row, Settings
-from fedprism.recipes.measuring import FAITHFUL, LPIPS, PSNR, Cell, play
+from fedprism.recipes.measuring import FAITHFUL, LPIPS, PSNR, Cell
+from fedprism.recipes.playing import play
 from fedprism.recipes.sheets import contact_sheet
 from fedprism.recipes.victims import fc2_photos, fc2_tiny_imagenet
 from fedprism.solvers import StudentICA

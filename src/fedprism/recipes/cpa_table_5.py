@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from fedprism.recipes import cocktail_party as cpa
 from fedprism.recipes.base import Announce, Recipe, Row, Settings
 from fedprism.recipes.cpa_table_1 import FEDAVG, TRAINING
-from fedprism.recipes.measuring import COSINE, LPIPS, PSNR, Cell, Played, play
+from fedprism.recipes.measuring import COSINE, LPIPS, PSNR, Cell
+from fedprism.recipes.playing import Game, Played, play_all
 from fedprism.recipes.sheets import contact_sheet
 from fedprism.recipes.victims import cnn_photos, vgg16_imagenet
 
@@ -24,10 +25,16 @@ PAPER: dict[str, tuple[float, ...]] = {
 def run(settings: Settings, announce: Announce) -> Iterator[Row]:
     victim = cnn_photos(settings, frozen=True) if settings.quick else vgg16_imagenet(settings, frozen=True)
     methods = {name: attack for name, attack in cpa.on_features(settings).items() if name != cpa.OURS_FIA_GMA}
-    for size in settings.sizes_or(SIZES, QUICK_SIZES):
-        cell = Cell(victim=victim, size=size, batches=settings.batches_or(BATCHES), protocol=FEDAVG)
-        title = f"{victim.name}, FedAvg, {size} images"
-        yield row(cell, play(cell, methods, settings, announce, title), settings)
+    games = [
+        Game(
+            Cell(victim=victim, size=size, batches=settings.batches_or(BATCHES), protocol=FEDAVG),
+            methods,
+            f"{victim.name}, FedAvg, {size} images",
+        )
+        for size in settings.sizes_or(SIZES, QUICK_SIZES)
+    ]
+    for game, played in zip(games, play_all(games, settings, announce), strict=True):
+        yield row(game.cell, played, settings)
 
 
 def row(cell: Cell, played: Played, settings: Settings) -> Row:

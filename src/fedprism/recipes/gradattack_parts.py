@@ -5,6 +5,7 @@ Each is computed by itself, so that a machine may work on many of them at once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,7 +18,7 @@ from fedprism.defenses import InstaHide, MixUp
 from fedprism.recipes import training
 from fedprism.recipes.base import Settings
 from fedprism.recipes.gradattack import Answers, Data, attacked_network, data_of
-from fedprism.recipes.gradattack_attackers import Case, epochs, observe, told_all
+from fedprism.recipes.gradattack_attackers import ENCODED, Case, epochs, observe, told_all
 from fedprism.recipes.parts import Part, computed_part
 from fedprism.recipes.shelf import Made
 
@@ -25,6 +26,8 @@ NAIVE, ADAPTIVE = "naive", "adaptive"
 BATCHES = {1: 4}
 """How many batches of a size are attacked, one unless said; the paper attacks 50 images in batches of each size."""
 SEEDS, QUICK_SEEDS = (0, 1, 2), (0,)
+TRAINING = 3.0
+"""The effort of a training to the end, in attacks on a single image."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +39,10 @@ class Trained(Part):
     @property
     def title(self) -> str:
         return f"training the attacked network ({'plain images' if self.mixing is None else repr(self.mixing)})"
+
+    @property
+    def effort(self) -> float:
+        return math.inf  # attacks wait for it
 
     def make(self, settings: Settings) -> Made:
         network = attacked_network(_data(settings), settings, self.mixing)
@@ -52,6 +59,10 @@ class Accuracy(Part):
     @property
     def title(self) -> str:
         return f"{self.case.label}: training under the defense, seed {self.seed}"
+
+    @property
+    def effort(self) -> float:
+        return TRAINING
 
     def make(self, settings: Settings) -> Made:
         found = price(self.case, _data(settings), settings, [self.seed])
@@ -72,6 +83,14 @@ class Seen(Part):
     def title(self) -> str:
         one = "" if self.batch is None else f", epoch {self.epoch + 1}, batch {self.batch + 1}"
         return f"{self.case.label}, batches of {self.size}: {self.attacker}{one}"
+
+    @property
+    def effort(self) -> float:
+        """In attacks on a single image: a small batch costs nearly as much, the longest looks at all epochs at once."""
+        batch = 1 + self.size / 40
+        if self.attacker == NAIVE or isinstance(self.case.mixing, InstaHide):
+            return batch
+        return 2 * batch if self.case.mixing is None else batch * ENCODED * max(1, self.case.mixing.k / self.size)
 
     def make(self, settings: Settings) -> Made:
         data, adaptive = _data(settings), self.attacker == ADAPTIVE
@@ -107,10 +126,8 @@ def _network(mixing: MixUp | None, settings: Settings) -> nn.Module:
 
 
 def parts(cases: Sequence[Case], sizes: Sequence[int], settings: Settings) -> list[Part]:
-    """Everything that has to be computed, once. Networks come first where several parts are computed at a time."""
-    found = dict.fromkeys(part for case in cases for size in sizes for part in parts_of(case, size, settings))
-    rank = (Trained, Accuracy, Seen)
-    return sorted(found, key=lambda part: rank.index(type(part))) if (settings.workers or 1) > 1 else list(found)
+    """Everything that has to be computed, once."""
+    return list(dict.fromkeys(part for case in cases for size in sizes for part in parts_of(case, size, settings)))
 
 
 def parts_of(case: Case, size: int, settings: Settings) -> list[Part]:

@@ -96,14 +96,14 @@ def run(settings: Settings, announce: Announce) -> Iterator[Row]:
     data.first(max(attacked_images(case, size, settings) for case in CASES for size in sizes))  # before hours of work
     announce("timing steps under each defense")  # alone, before others use the machine
     factors = {case: time_factor(case, data, settings) for case in CASES}
-    wanted = parts(CASES, sizes, settings)  # all drops are from the first case
     made: dict[Part, Made] = {}
     left = [(case, size) for case in CASES for size in sizes]
-    for number, one in computed(wanted, settings, announce):
-        made[wanted[number]] = one
-        while left and all(part in made for part in parts_of(*left[0], settings)):
+    for part, one in computed(parts(CASES, sizes, settings), settings, announce):
+        made[part] = one
+        while left and all(each in made for each in parts_of(*left[0], settings)):
             case, size = left.pop(0)
             entries = leakage(case, size, seen(case, size, made, settings), data, settings)
+            # Drops are from the first case, which is there: rows come in their order.
             own, undefended = (cost(each, made, factors[each], settings) for each in (case, CASES[0]))
             yield row(case, size, entries, own, undefended, data, settings)
 

@@ -1,10 +1,9 @@
-"""Plays one cell of a table: draws batches, lets clients answer, runs every method on the same answers, and scores."""
+"""What a method makes of one batch of a cell: clients answer, the method runs, and what it found is scored."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypedDict
@@ -23,7 +22,7 @@ from fedprism.defenses import Defense
 from fedprism.errors import BadInput
 from fedprism.metrics import LpipsUnavailable, lpips, psnr
 from fedprism.randomness import generator
-from fedprism.recipes.base import Announce, Entry, Outcome, Settings
+from fedprism.recipes.base import Outcome, Settings
 from fedprism.recipes.victims import Victim
 from fedprism.solvers import FeatureInversion
 
@@ -66,47 +65,13 @@ class _Place(TypedDict):
     device: str | None
 
 
-class _Run(NamedTuple):
+class Run(NamedTuple):
     values: dict[str, float]
     seconds: float
     status: str
     pictures: tuple[Tensor, Tensor] | None
     cosines: Tensor | None
     """(samples,) between true and recovered features, where the attack recovers features"""
-
-
-class Played(NamedTuple):
-    entries: dict[str, Entry]
-    notes: tuple[str, ...]
-    """Why a method has no numbers."""
-
-
-def play(cell: Cell, methods: Mapping[str, Attack], settings: Settings, announce: Announce, title: str) -> Played:
-    """What each method makes of the cell. A method that runs out of memory or does not apply is left at that word."""
-    runs: dict[str, list[_Run]] = {name: [] for name in methods}
-    failed: dict[str, str] = {}
-    notes: list[str] = []
-    if not settings.quick:
-        blank = torch.zeros(1, 3, 64, 64)
-        _lpips(blank, blank, settings)  # it is missed before hours of computation, not after them
-    for number in range(cell.batches):
-        announce(f"{title}, batch {number + 1} of {cell.batches}: clients")
-        observation, truth = cell.observe(number, settings)
-        for name, attack in methods.items():
-            if name in failed:
-                continue
-            announce(f"{title}, batch {number + 1} of {cell.batches}: {name}")
-            try:
-                runs[name].append(_run(cell.victim, attack, observation, truth, settings))
-            except (torch.OutOfMemoryError, MemoryError):
-                failed[name] = OUT_OF_MEMORY
-            except fp.NotApplicable as reason:
-                failed[name] = NOT_APPLICABLE
-                notes.append(f"{title}, {name}: {reason}")
-    entries: dict[str, Entry] = {
-        name: failed.get(name) or _outcome(attack, runs[name]) for name, attack in methods.items()
-    }
-    return Played(entries, tuple(notes))
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -133,7 +98,7 @@ class _Render(Attack):
         return fp.Reconstruction(inputs=found.inputs)
 
 
-def _run(victim: Victim, attack: Attack, observation: fp.Observation, truth: fp.Truth, settings: Settings) -> _Run:
+def run(victim: Victim, attack: Attack, observation: fp.Observation, truth: fp.Truth, settings: Settings) -> Run:
     """Of a batch of which only some images are to be rendered, every method renders the same: the batch's first ones.
 
     Which these are an attacker does not know, and need not: it renders any, or all.
@@ -162,10 +127,10 @@ def _run(victim: Victim, attack: Attack, observation: fp.Observation, truth: fp.
             seconds += time.perf_counter() - start
         found, truth = _ordered_by_features(found, truth, owners)
     scores, pictures = score_images(found, truth, settings)
-    return _Run(values | scores, seconds, str(found.status), pictures, cosines)
+    return Run(values | scores, seconds, str(found.status), pictures, cosines)
 
 
-def _outcome(attack: Attack, runs: list[_Run]) -> Outcome:
+def outcome(attack: Attack, runs: list[Run]) -> Outcome:
     metrics = dict.fromkeys(metric for run in runs for metric in run.values)
     cosines = [run.cosines for run in runs if run.cosines is not None]
     return Outcome(
@@ -196,13 +161,13 @@ def score_images(
         FAITHFUL: float((decibels > FAITHFUL_PSNR).sum()) / len(answered),
         "answered": float(answered.float().mean()),
     }
-    distance = _lpips(ours, theirs, settings)
+    distance = mean_lpips(ours, theirs, settings)
     if distance is not None:
         values[LPIPS] = distance
     return values, (matched.truth[:SHOWN_IMAGES], matched.found[:SHOWN_IMAGES])
 
 
-def _lpips(found: Tensor, truth: Tensor, settings: Settings) -> float | None:
+def mean_lpips(found: Tensor, truth: Tensor, settings: Settings) -> float | None:
     """Mean LPIPS (VGG), on the device; None in a quick run for which its network is not to be had."""
     folder = None if settings.data_dir is None else Path(settings.data_dir, "weights")
     place = devices.pick(settings.device)

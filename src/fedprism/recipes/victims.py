@@ -6,8 +6,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import torch
 from safetensors import SafetensorError
@@ -41,7 +44,11 @@ QUICK_ACTIVE = 0.15
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Victim:
-    """`images` are the ones to draw batches from. `client_images`: how many of them one client holds at most."""
+    """`images` are the ones to draw batches from. `client_images`: how many of them one client holds at most.
+
+    maker: (function, settings, further arguments) of a large victim, which is made anew in every process that works on
+    it, once, in place of being sent there.
+    """
 
     name: str
     model: nn.Module
@@ -49,6 +56,17 @@ class Victim:
     normalization: Normalization
     note: str
     client_images: int | None = None
+    maker: Maker | None = None
+
+    def __reduce__(self) -> tuple[Callable[..., Victim], tuple[object, ...]]:
+        return (_made, (self.maker,)) if self.maker is not None else (_given, (vars(self),))
+
+    def __repr__(self) -> str:
+        """Says which victim it is."""
+        if self.maker is None:
+            return f"Victim(name={self.name!r}, note={self.note!r})"
+        make, _, further = self.maker
+        return f"{make.__name__}({', '.join(f'{name}={value}' for name, value in further)})"
 
     def draw(self, size: int, rng: torch.Generator) -> fp.Batch:
         """A batch of different images; where there are too few, the rest are mirror images of the first ones."""
@@ -96,6 +114,19 @@ class Victim:
         return torch.cat(fed)
 
 
+Maker: TypeAlias = "tuple[Callable[..., Victim], Settings, tuple[tuple[str, object], ...]]"
+
+
+@lru_cache(maxsize=4)
+def _made(maker: Maker) -> Victim:
+    make, settings, further = maker
+    return make(settings, **dict(further))
+
+
+def _given(fields: dict[str, Any]) -> Victim:
+    return Victim(**fields)
+
+
 def fc2_cifar10(settings: Settings) -> Victim:
     """FC-2 trained on CIFAR-10's training images; test images are attacked."""
     train, test = (fp.data.load("cifar10", split=split, data_dir=settings.data_dir) for split in ("train", "test"))
@@ -140,6 +171,7 @@ def vgg16_imagenet(settings: Settings, *, pool: int = 7, frozen: bool = False) -
         normalization=IMAGENET,
         note=note,
         client_images=CLIENT_IMAGES,
+        maker=(vgg16_imagenet, settings, (("pool", pool), ("frozen", frozen))),
     )
 
 
@@ -161,8 +193,14 @@ def cnn_photos(settings: Settings, *, pool: int = 8, frozen: bool = False) -> Vi
         f"{32 * pool * pool:,} features, its thresholds set so that {QUICK_ACTIVE:.0%} of the outputs are "
         f"above zero as in VGG-16; {len(images)} crops of the embedded photographs."
     )
-    model = nn.Sequential(convolutions, nn.AdaptiveAvgPool2d(pool), dense)
-    return Victim(name="photos", model=model, images=images, normalization=IMAGENET, note=note)
+    return Victim(
+        name="photos",
+        model=nn.Sequential(convolutions, nn.AdaptiveAvgPool2d(pool), dense),
+        images=images,
+        normalization=IMAGENET,
+        note=note,
+        maker=(cnn_photos, settings, (("pool", pool), ("frozen", frozen))),
+    )
 
 
 def _trained_fc2(
