@@ -129,6 +129,29 @@ class TestBatches:
             assert found.exact
             assert nearest(found.inputs, holder.inputs).min() > 80
 
+    def test_features_that_are_much_alike_before_many_classes(self) -> None:
+        """Corrections of a signal leave most of the classes out: what silent units say must not give way to it."""
+        count, features, units, classes, rng = 64, 1500, 512, 300, seeded(2)
+        blurred = torch.randn(count, features, generator=rng) + torch.randn(features, generator=rng)
+        inputs = 3 * (blurred - blurred.flatten().quantile(0.84)).clamp(min=0).double()
+        weight, middle, last = (
+            scale * torch.randn(*size, generator=rng).double()
+            for scale, size in ((0.04, (units, features)), (0.02, (units, units)), (0.03, (classes, units)))
+        )
+        behind = Behind(
+            network=lambda outputs: torch.relu(torch.relu(outputs) @ middle.T) @ last.T,
+            loss=losses.cross_entropy,
+            weight=weight,
+            bias=torch.zeros(units, dtype=torch.float64),
+        )
+        holder = Client(behind, inputs, torch.randint(classes, (count,), generator=rng))
+        weight_grad, bias_grad = (part.float() for part in holder.gradient())
+        found = exact_batch(weight_grad, bias_grad, behind, components=count)
+        assert found.exact
+        assert found.confirmed.all()
+        assert found.residual < 1e-6
+        assert cosine_similarity(found.inputs.double()[:, None], inputs[None], dim=2).max(0).values.min() > 1 - 1e-9
+
     def test_a_sample_that_occurs_three_times(self, crops: fp.data.ImageSet) -> None:
         single = drawn(crops, 6, 64, seed=3)
         rows = torch.tensor([0, 1, 2, 3, 4, 5, 5, 5])

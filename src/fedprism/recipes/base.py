@@ -24,6 +24,7 @@ class Settings:
     baseline. inverted: how many images a batch are rendered from their recovered features, for convolutional networks.
     finished: where long recipes keep finished cells, so that a run that was stopped goes on. workers: how many parts of
     a recipe are computed at a time, in processes of their own, where it has independent parts (`recipes.parts`).
+    narrow: whether ResNet-18 has a quarter of its channels, which the recipe that is about it says itself.
     """
 
     quick: bool = False
@@ -36,6 +37,7 @@ class Settings:
     device: str | None = None
     finished: Path | None = None
     workers: int | None = None
+    narrow: bool = False
 
     def __post_init__(self) -> None:
         numbers = (self.batches, self.iterations, self.inverted, self.workers, *(self.sizes or ()))

@@ -37,6 +37,8 @@ OF_A_CLASS = 5
 TRAIN, TEST = 12_000, 3_000
 ATTACKED_BATCH = 64
 """Of the training of the network that is attacked."""
+NARROW, NARROW_STEPS = 16, 50
+"""Channels of the narrow network's first stage, and steps for which it is trained before it is attacked."""
 QUICK_SIDE, QUICK_CROPS, QUICK_TEST, QUICK_CHANNELS = 16, 96, 160, 32
 
 BEST_LPIPS, SPREAD_LPIPS, BEST_PSNR, SPREAD_PSNR = "best LPIPS", "std of LPIPS", "best PSNR", "std of PSNR"
@@ -67,7 +69,8 @@ LPIPS_NOTE = (
 class Data(NamedTuple):
     """`train` and `test` are what networks are fed; `attacked` are the first five training images of each class.
 
-    epochs, batch_size: of a training to the end. attacked_epochs, attacked_rate: of the network that is attacked.
+    epochs, batch_size: of a training to the end. attacked_epochs, attacked_rate: of the network that is attacked, which
+    sees the first `attacked_images` of the training images, or all of them.
     """
 
     name: str
@@ -80,6 +83,7 @@ class Data(NamedTuple):
     batch_size: int
     attacked_epochs: int
     attacked_rate: float
+    attacked_images: int | None = None
 
     def first(self, count: int) -> fp.Batch:
         """The first `count` of the images that are attacked."""
@@ -92,7 +96,9 @@ class Data(NamedTuple):
 
 
 def data_of(settings: Settings) -> Data:
-    return photos() if settings.quick else cifar10(settings)
+    if settings.quick:
+        return photos()
+    return narrow_cifar10(settings) if settings.narrow else cifar10(settings)
 
 
 def cifar10(settings: Settings) -> Data:
@@ -114,6 +120,17 @@ def cifar10(settings: Settings) -> Data:
         batch_size=128,
         attacked_epochs=8,  # 1,496 steps; the published checkpoint has 1,531, two epochs of four times as many images
         attacked_rate=0.05,
+    )
+
+
+def narrow_cifar10(settings: Settings) -> Data:
+    """The same with a quarter of ResNet-18's channels, attacked after 50 steps: small enough for a CPU."""
+    wide = cifar10(settings)
+    return wide._replace(
+        name=f"{wide.name}, ResNet-18 with a quarter of its channels",
+        network=lambda seed: fp.models.build("resnet18", classes=10, width=NARROW, seed=seed),
+        attacked_epochs=1,
+        attacked_images=NARROW_STEPS * ATTACKED_BATCH,
     )
 
 
@@ -159,7 +176,8 @@ def attacked_network(data: Data, settings: Settings, mixing: MixUp | None = None
         epochs=data.attacked_epochs, batch_size=ATTACKED_BATCH, lr=data.attacked_rate, augment=training.shifted
     )
     model = data.network(settings.seed)
-    return utility.fit(model, data.train, mixing, schedule, seed=settings.seed, device=settings.device).cpu()
+    images = data.train[: data.attacked_images]
+    return utility.fit(model, images, mixing, schedule, seed=settings.seed, device=settings.device).cpu()
 
 
 # --- attacks ---------------------------------------------------------------------------------------------------------

@@ -125,15 +125,16 @@ def _network(mixing: MixUp | None, settings: Settings) -> nn.Module:
     return model
 
 
-def parts(cases: Sequence[Case], sizes: Sequence[int], settings: Settings) -> list[Part]:
-    """Everything that has to be computed, once."""
-    return list(dict.fromkeys(part for case in cases for size in sizes for part in parts_of(case, size, settings)))
+def parts(cases: Sequence[Case], sizes: Sequence[int], settings: Settings, *, priced: bool = True) -> list[Part]:
+    """Everything that has to be computed, once; trainings to the end only where prices are asked for."""
+    found = (part for case in cases for size in sizes for part in parts_of(case, size, settings, priced=priced))
+    return list(dict.fromkeys(found))
 
 
-def parts_of(case: Case, size: int, settings: Settings) -> list[Part]:
+def parts_of(case: Case, size: int, settings: Settings, *, priced: bool = True) -> list[Part]:
     """What the row of a case and a size is made of."""
     return [
-        *trainings(case, settings),
+        *(trainings(case, settings) if priced else ()),
         Trained(mixing=case.mixing),
         *(part for name in attackers(case) for part in observations(case, size, name, settings)),
     ]

@@ -91,20 +91,25 @@ COST = (
 )
 
 
-def run(settings: Settings, announce: Announce) -> Iterator[Row]:
+def run(settings: Settings, announce: Announce, *, priced: bool = True) -> Iterator[Row]:
+    """The table's rows, with what each defense costs where it is `priced`."""
     data, sizes = data_of(settings), settings.sizes_or(SIZES, QUICK_SIZES)
     data.first(max(attacked_images(case, size, settings) for case in CASES for size in sizes))  # before hours of work
-    announce("timing steps under each defense")  # alone, before others use the machine
-    factors = {case: time_factor(case, data, settings) for case in CASES}
+    factors: dict[Case, float] = {}
+    if priced:
+        announce("timing steps under each defense")  # alone, before others use the machine
+        factors = {case: time_factor(case, data, settings) for case in CASES}
     made: dict[Part, Made] = {}
     left = [(case, size) for case in CASES for size in sizes]
-    for part, one in computed(parts(CASES, sizes, settings), settings, announce):
+    for part, one in computed(parts(CASES, sizes, settings, priced=priced), settings, announce):
         made[part] = one
-        while left and all(each in made for each in parts_of(*left[0], settings)):
+        while left and all(each in made for each in parts_of(*left[0], settings, priced=priced)):
             case, size = left.pop(0)
             entries = leakage(case, size, seen(case, size, made, settings), data, settings)
             # Drops are from the first case, which is there: rows come in their order.
-            own, undefended = (cost(each, made, factors[each], settings) for each in (case, CASES[0]))
+            own, undefended = (
+                cost(each, made, factors[each], settings) if priced else None for each in (case, CASES[0])
+            )
             yield row(case, size, entries, own, undefended, data, settings)
 
 
@@ -133,24 +138,24 @@ def row(
     data: Data,
     settings: Settings,
 ) -> Row:
-    """A row of the table; without `cost` its columns are empty."""
+    """A row of the table; without `cost` it says what leaks, and no more."""
     picture, caption = contact_sheet({name: entries[name] for name in (NAIVE, ADAPTIVE)})
     known = dict(zip(SIZES, case.paper, strict=True))
+    prices: dict[str, Entry] = {}
+    if cost is not None and undefended is not None:
+        prices = {
+            f"{ACCURACY}, paper": settings.paper(case.paper_accuracy),
+            ACCURACY: 100 * cost.accuracy,
+            MARGIN: _margin(cost),
+            f"{DROP}, paper": settings.paper(CASES[0].paper_accuracy - case.paper_accuracy),
+            DROP: 100 * (undefended.accuracy - cost.accuracy),
+            TIME: cost.time_factor,
+        }
+    papers = "{:g} / {:g}".format(*known[size]) if size in known else None
     return Row(
         cell={"defense": case.label, "n": size},
-        entries={
-            f"{ACCURACY}, paper": settings.paper(case.paper_accuracy),
-            ACCURACY: None if cost is None else 100 * cost.accuracy,
-            MARGIN: None if cost is None else _margin(cost),
-            f"{DROP}, paper": settings.paper(CASES[0].paper_accuracy - case.paper_accuracy),
-            DROP: None if cost is None or undefended is None else 100 * (undefended.accuracy - cost.accuracy),
-            TIME: None if cost is None else cost.time_factor,
-            "LPIPS, average / best, paper": settings.paper(
-                "{:g} / {:g}".format(*known[size]) if size in known else None
-            ),
-            **entries,
-        },
-        notes=(effort(data, settings),),
+        entries={**prices, "LPIPS, average / best, paper": settings.paper(papers), **entries},
+        notes=(*((training_effort(data, settings),) if prices else ()), effort(data, settings)),
         picture=picture,
         caption=caption,
     )
@@ -161,13 +166,20 @@ def _margin(cost: utility.Utility) -> float | None:
     return None if interval is None else 50 * (interval.high - interval.low)
 
 
-def effort(data: Data, settings: Settings) -> str:
-    seeds, encoded = (QUICK_SEEDS, QUICK_ENCODED) if settings.quick else (SEEDS, ENCODED)
+def training_effort(data: Data, settings: Settings) -> str:
     return (
-        f"{data.name}: trained on {len(data.train):,} images for {data.epochs} epochs, seeds: {len(seeds)}, tested on "
-        f"{len(data.test):,} others; the attacked network is trained for {data.attacked_epochs} epochs. Attacks take "
-        f"{settings.iterations_or(ITERATIONS, QUICK_ITERATIONS):,} iterations (the paper: {PAPER_ITERATIONS:,}), on "
-        f"mixed images for each of {encoded} epochs of encodings (the paper: {PAPER_ENCODED})."
+        f"{data.name}: trained on {len(data.train):,} images for {data.epochs} epochs, seeds: "
+        f"{len(QUICK_SEEDS if settings.quick else SEEDS)}, tested on {len(data.test):,} others."
+    )
+
+
+def effort(data: Data, settings: Settings) -> str:
+    encoded = QUICK_ENCODED if settings.quick else ENCODED
+    return (
+        f"{data.name}: the attacked network is trained on {data.attacked_images or len(data.train):,} images, epochs: "
+        f"{data.attacked_epochs}. Attacks take {settings.iterations_or(ITERATIONS, QUICK_ITERATIONS):,} iterations "
+        f"(the paper: {PAPER_ITERATIONS:,}), on mixed images for each of {encoded} epochs of encodings (the paper: "
+        f"{PAPER_ENCODED})."
     )
 
 
@@ -181,7 +193,7 @@ def figure(rows: Sequence[Row]) -> str:
     measure = LPIPS if any(math.isfinite(_leak(row, LPIPS)) for row in shown) else PSNR
     curves: dict[str, list[tuple[float, float]]] = {}
     for row in shown:
-        accuracy, leak = row.entries[ACCURACY], _leak(row, measure)
+        accuracy, leak = row.entries.get(ACCURACY), _leak(row, measure)
         if isinstance(accuracy, float) and math.isfinite(leak):
             curves.setdefault(_kind(str(row.cell["defense"])), []).append((accuracy, leak))
     if sum(map(len, curves.values())) < 2:

@@ -56,6 +56,6 @@ def computed(parts: Iterable[Part], settings: Settings, announce: Announce) -> I
 
 def computed_part(part: Part, settings: Settings) -> Made:
     """The part as it was made, now or in an earlier run."""
-    decisive = ("seed", "quick", "iterations", "batches", "inverted")
+    decisive = ("seed", "quick", "iterations", "batches", "inverted", "narrow")
     key = {"part": repr(part), **{name: getattr(settings, name) for name in decisive}}
     return Shelf(settings.finished).made(key, lambda: part.make(settings))

@@ -255,15 +255,18 @@ def _find(problem: Problem, state: State, tolerance: float, again: bool) -> Stat
     # Signals have the last word where their corrections leave nothing out, or where only refinement is left.
     decisive = problem.few_classes or bool(state.confirmed.all())
     refining = CONFIRMED if again and decisive else 0.0
+    # Of many classes they leave something out: where enough units are silent, these know better.
+    one_step = problem.responses_change is None
+    silence = CERTAIN if again and one_step and not problem.few_classes else 0.0
     activations, margins = pre_activations(problem, state.rows[todo])
     scale = activations.std(1, keepdim=True).clamp(min=torch.finfo(activations.dtype).tiny)
     surety = (margins / scale).clamp(0, 1)
     basis, rest = problem.mixture.basis, todo.new_ones(len(todo)).nonzero().flatten()
-    if not refining or problem.responses_change is not None:
+    if silence or not refining or not one_step:
         # Cheap, and needs no signals; but samples that are much alike can blend where a unit is misjudged.
         found = silent_columns(basis, torch.where(activations < 0, surety, 0), state.columns[todo])
-        state = _replace(state, todo, found, refining)
-        rest = (found.residuals >= tolerance).nonzero().flatten()
+        state = _replace(state, todo, found, silence or refining)
+        rest = (found.residuals >= (silence or tolerance)).nonzero().flatten()
     if len(rest):
         behind = problem.behind
         entries = signed_columns(state)[todo[rest]] @ basis.T
@@ -274,11 +277,11 @@ def _find(problem: Problem, state: State, tolerance: float, again: bool) -> Stat
             labels = torch.where(state.found(tolerance)[todo[rest]], labels, others)
         signals, directions = correction_directions(behind.network, behind.loss, activations[rest], labels)
         weights = surety[rest].clamp(min=0.02)
-        if problem.responses_change is not None:
+        if not one_step:
             # Over several steps zeros stay zeros, while signals are averages that the middle only approximates.
             weights = torch.where(activations[rest] < 0, weights, DRIFTING * weights)
         fitted = signal_columns(basis, problem.complement, weights, signals, directions)
-        if problem.responses_change is not None:
+        if not one_step:
             fitted = fitted._replace(residuals=fitted.residuals.clamp(min=CONFIRMED))  # an average confirms nothing
         state = _replace(state, todo[rest], fitted, refining)
     return state
