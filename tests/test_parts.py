@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from fedprism.errors import FedprismError
-from fedprism.recipes import Settings
+from fedprism.recipes import Recipe, Row, Settings, report
+from fedprism.recipes.base import Announce
 from fedprism.recipes.parts import Part, computed
 from fedprism.recipes.shelf import Made, Shelf
 
@@ -56,6 +59,28 @@ def test_every_part_is_made_and_only_once(workers: int | None, tmp_path: Path) -
 def test_a_part_that_fails_is_named(tmp_path: Path) -> None:
     with pytest.raises(FedprismError, match="number -1: the task raised ValueError: a number below zero"):
         list(computed([Counted(-1, tmp_path)], Settings(workers=2), lambda doing: None))
+
+
+def test_a_stopped_run_goes_on_and_a_complete_one_leaves_nothing_to_go_on_from(tmp_path: Path) -> None:
+    parts = [Counted(number, tmp_path) for number in (1, 2)]
+
+    def run(settings: Settings, announce: Announce, *, stopping: bool) -> Iterator[Row]:
+        for part, made in computed(parts, settings, announce):
+            if stopping and part == parts[1]:
+                raise KeyboardInterrupt
+            yield Row(cell={"part": part.title}, entries={"square": made.said["square"]})
+
+    def recipe(*, stopping: bool) -> Recipe:
+        return Recipe(name="r", summary="s", citation="c", shown=(), run=partial(run, stopping=stopping))
+
+    folder, traces = tmp_path / "out", tmp_path
+    with pytest.raises(KeyboardInterrupt):
+        report.carry_out(recipe(stopping=True), Settings(), folder, print)
+    (folder / "finished" / "mine.txt").write_text("somebody else's")
+    for times in (1, 2):
+        report.carry_out(recipe(stopping=False), Settings(), folder, print)
+        assert [(traces / name).read_text().count("asked") for name in "12"] == [times, times]
+    assert [path.name for path in (folder / "finished").iterdir()] == ["mine.txt"]
 
 
 @dataclass(frozen=True)

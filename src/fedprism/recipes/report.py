@@ -16,13 +16,14 @@ from rich.table import Table
 
 from fedprism import devices, results
 from fedprism.recipes.base import Announce, Entry, Outcome, Recipe, Row, Settings
+from fedprism.recipes.shelf import Shelf
 
 ABSENT = "–"
 STALE = ("table.md", "results.json", "run.json", "figure.svg", "recipe-*.png")
 """What an earlier run may have left in the folder."""
 
 FINISHED = "finished"
-"""The folder of finished cells: a run into the same folder goes on from them."""
+"""The folder of finished cells: a run into the same folder goes on from them. One that is complete has none."""
 
 WHERE = ("data_dir", "device", "finished", "workers")
 """Settings that do not decide any number."""
@@ -66,6 +67,7 @@ def carry_out(recipe: Recipe, settings: Settings, folder: Path, announce: Announ
         rows.append(row)
         publish(complete=False)
     publish(complete=True)
+    Shelf(settings.finished).clear()
     return rows
 
 

@@ -6,8 +6,10 @@ import base64
 import hashlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +19,9 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedprism import __version__
+
+_NAME = re.compile(r"[0-9a-f]{20}\.(json|safetensors)|\.fedprism-.*")
+"""Of a file on the shelf, and of one that a stop left half-written."""
 
 
 class Made(NamedTuple):
@@ -56,6 +61,16 @@ class Shelf:
             _write(path, save(kept, {"key": text, "said": json.dumps(said)}))
             found = Made(json.loads(json.dumps(said)), kept)
         return found
+
+    def clear(self) -> None:
+        """Forget everything, so that the next run computes it anew; files of others stay."""
+        if self._folder is None or not self._folder.is_dir():
+            return
+        for path in self._folder.iterdir():
+            if _NAME.fullmatch(path.name):
+                path.unlink(missing_ok=True)
+        with suppress(OSError):  # not empty
+            self._folder.rmdir()
 
 
 def _place(folder: Path, key: Mapping[str, object], suffix: str) -> tuple[str, Path]:
