@@ -37,7 +37,7 @@ from fedprism.recipes import (
 )
 from fedprism.recipes.base import Announce
 from fedprism.recipes.measuring import FAITHFUL, LPIPS, PSNR, Cell, histogram, match_features
-from fedprism.recipes.playing import play
+from fedprism.recipes.playing import Game, play, play_all
 from fedprism.recipes.victims import IMAGENET, Victim
 
 TINY = Settings(quick=True, sizes=(4,), iterations=3)
@@ -396,6 +396,13 @@ def test_a_method_that_fails_leaves_a_word_and_the_others_go_on() -> None:
     assert len(entries["fine"].seconds) == 2
     assert notes == ("title, other: expected this, found that.",)
     assert calls == ["OutOfMemoryError", "NotApplicable"]
+
+
+def test_a_slow_method_may_have_fewer_batches() -> None:
+    answer = Answer(make=lambda: fp.Reconstruction(inputs=torch.zeros(4, 3, 16, 16)))
+    game = Game(Cell(victim=victim(), size=4, batches=3), {"slow": answer, "quick": answer}, "", {"slow": 1})
+    (played,) = play_all([game], TINY, print)
+    assert [len(entry.seconds) for entry in played.entries.values() if isinstance(entry, Outcome)] == [1, 3]
 
 
 def test_several_parts_at_a_time_give_the_same_table() -> None:

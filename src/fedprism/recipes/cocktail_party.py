@@ -34,6 +34,9 @@ RENDERING, DEEP_MATCHING, DEEP_BASELINE = 1_000, 300, 1_000
 """Iterations of feature inversion, of matching the gradient of a convolutional network from its answers on, and of
 matching that gradient alone, at most."""
 
+MATCHED_BATCHES = 1
+"""Batches a cell of which the gradient of a convolutional network is matched, in its whole: hours for all of them."""
+
 DEEP_SMOOTHNESS = 4.0
 """Weight of total variation where images are rendered from VGG-16's last features, which leave much open: chosen on
 eight crops of the embedded photographs. The deeper the features, the more of it is good."""
@@ -130,14 +133,20 @@ def on_features(settings: Settings) -> dict[str, Attack]:
     }
 
 
+def fewer(settings: Settings) -> dict[str, int]:
+    """Methods that have the first batches of a cell only."""
+    return {} if settings.quick else dict.fromkeys((GMA, OURS_FIA_GMA), MATCHED_BATCHES)
+
+
 def rendered(settings: Settings) -> str:
     """How many images are scored, as a note."""
     return (
         f"FIA renders the first {inverted(settings)} images of a batch (the paper: {INVERTED}), the same for every "
         "method, and scores are over these; with GMA, which needs the whole batch, over the whole batch. FIA takes at "
         f"most {RENDERING:,} iterations, matching VGG-16's gradient at most {DEEP_BASELINE:,}, and {DEEP_MATCHING:,} "
-        f"where it goes on from FIA's images (the paper: {ITERATIONS:,}). The re-run renders as published, pixel by "
-        "pixel; ours by frequencies. On a GPU the network computes in bfloat16 for FIA, and in TF32 for GMA."
+        f"where it goes on from FIA's images (the paper: {ITERATIONS:,}), in the first batch of a cell. The re-run "
+        "renders as published, pixel by pixel; ours by frequencies. On a GPU the network computes in bfloat16 for FIA, "
+        "and in TF32 for GMA."
     )
 
 

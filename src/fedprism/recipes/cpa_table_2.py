@@ -34,6 +34,7 @@ def run(settings: Settings, announce: Announce) -> Iterator[Row]:
             Cell(victim=victim, size=size, batches=settings.batches_or(BATCHES.get(size, 1))),
             cpa.on_features(settings),
             f"{victim.name}, {size} images",
+            cpa.fewer(settings),
         )
         for size in settings.sizes_or(SIZES, QUICK_SIZES)
     ]

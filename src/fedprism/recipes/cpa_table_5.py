@@ -30,6 +30,7 @@ def run(settings: Settings, announce: Announce) -> Iterator[Row]:
             Cell(victim=victim, size=size, batches=settings.batches_or(BATCHES), protocol=FEDAVG),
             methods,
             f"{victim.name}, FedAvg, {size} images",
+            cpa.fewer(settings),
         )
         for size in settings.sizes_or(SIZES, QUICK_SIZES)
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -18,9 +19,15 @@ from fedprism.recipes.shelf import Made
 
 
 class Game(NamedTuple):
+    """What is played: the methods on every batch of the cell, but slow ones on the first few only (`fewer`)."""
+
     cell: Cell
     methods: Mapping[str, Attack]
     title: str
+    fewer: Mapping[str, int] = MappingProxyType({})
+
+    def batches(self, method: str) -> int:
+        return min(self.cell.batches, self.fewer.get(method, self.cell.batches))
 
 
 class Played(NamedTuple):
@@ -46,12 +53,12 @@ def play_all(games: Sequence[Game], settings: Settings, announce: Announce) -> I
         for place, game in enumerate(games):
             for number in range(game.cell.batches):
                 for name, attack in game.methods.items():
-                    if name not in failed[place]:
+                    if name not in failed[place] and number < game.batches(name):
                         yield Try(game.cell, place, number, name, attack, game.title)
 
     def finished(place: int) -> bool:
-        batches = games[place].cell.batches
-        return all(name in failed[place] or len(done) == batches for name, done in runs[place].items())
+        game = games[place]
+        return all(name in failed[place] or len(done) == game.batches(name) for name, done in runs[place].items())
 
     next_one = 0
     for part, made in computed(tries(), settings, announce):
@@ -120,7 +127,7 @@ def _played(game: Game, runs: Mapping[str, Mapping[int, Run]], failed: Mapping[s
     notes: list[str] = []
     for name, attack in game.methods.items():
         if name not in failed:
-            entries[name] = outcome(attack, [runs[name][number] for number in range(game.cell.batches)])
+            entries[name] = outcome(attack, [runs[name][number] for number in range(game.batches(name))])
             continue
         said = failed[name].said
         entries[name] = str(said["failed"])
