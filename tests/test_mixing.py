@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ import torch
 import fedprism as fp
 from fedprism.defenses import Context
 from fedprism.metrics import THRESHOLD_LOOSE
-from fedprism.recipes import Outcome, Settings, mixing, mixing_accuracy, mixing_trials, report
+from fedprism.recipes import Outcome, Row, Settings, mixing, mixing_accuracy, mixing_trials, report
+from fedprism.recipes.base import Announce
 from fedprism.recipes.mixing import cases, outcome
 from fedprism.recipes.mixing_accuracy import TenClients, Training
 from fedprism.recipes.mixing_charts import Rate, bars, histograms, maps, page, points
@@ -273,17 +275,23 @@ def test_a_quick_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(mixing, "QUICK_WIDTHS", (2,))
     monkeypatch.setattr(mixing_accuracy, "QUICK_EPOCHS", 1)
     monkeypatch.setattr(mixing_accuracy, "QUICK_RATES", (0.02,))
-    rows = report.carry_out(mixing.RECIPE, SMALL, tmp_path, silent)
-    assert len(rows) == 2 * 3 * 2  # two networks, three losses, two kinds of labels
-    assert all(isinstance(row.entries[name], Outcome) for row in rows for name in ("l2", "angle", "orthogonal"))
-    assert [row.entries.get("accuracy") is not None for row in rows] == [True] * 6 + [False] * 6
-    first = (tmp_path / "results.json").read_bytes()
-    assert len(drawn((tmp_path / "figure.svg").read_text(), "circle")) >= 36
 
-    def never(*_: object) -> dict[str, Any]:
+    def stopped(settings: Settings, announce: Announce) -> Iterator[Row]:
+        yield from mixing.run(settings, announce)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        report.carry_out(replace(mixing.RECIPE, run=stopped), SMALL, tmp_path, silent)
+    first = json.loads((tmp_path / "results.json").read_text())
+
+    def never(*_: object, **__: object) -> dict[str, Any]:
         raise AssertionError("a finished cell was made again")
 
     monkeypatch.setattr(mixing, "attacked", never)
     monkeypatch.setattr(mixing_accuracy.utility, "measure", never)
-    report.carry_out(mixing.RECIPE, SMALL, tmp_path, silent)
-    assert (tmp_path / "results.json").read_bytes() == first
+    rows = report.carry_out(mixing.RECIPE, SMALL, tmp_path, silent)
+    assert len(rows) == 2 * 3 * 2  # two networks, three losses, two kinds of labels
+    assert all(isinstance(row.entries[name], Outcome) for row in rows for name in ("l2", "angle", "orthogonal"))
+    assert [row.entries.get("accuracy") is not None for row in rows] == [True] * 6 + [False] * 6
+    assert len(drawn((tmp_path / "figure.svg").read_text(), "circle")) >= 36
+    assert json.loads((tmp_path / "results.json").read_text()) == {**first, "complete": True}
