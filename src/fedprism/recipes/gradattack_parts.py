@@ -45,8 +45,7 @@ class Trained(Part):
         return math.inf  # attacks wait for it
 
     def make(self, settings: Settings) -> Made:
-        network = attacked_network(_data(settings), settings, self.mixing)
-        return Made({}, dict(network.state_dict()))
+        return Made({}, dict(_trained(self.mixing, settings).state_dict()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +115,11 @@ class Seen(Part):
 @lru_cache(maxsize=1)
 def _data(settings: Settings) -> Data:
     return data_of(settings)
+
+
+@lru_cache(maxsize=1)
+def _trained(mixing: MixUp | None, settings: Settings) -> nn.Module:
+    return attacked_network(_data(settings), settings, mixing)
 
 
 @lru_cache(maxsize=1)
