@@ -26,8 +26,9 @@ NAIVE, ADAPTIVE = "naive", "adaptive"
 BATCHES = {1: 4}
 """How many batches of a size are attacked, one unless said; the paper attacks 50 images in batches of each size."""
 SEEDS, QUICK_SEEDS = (0, 1, 2), (0,)
-TRAINING = 3.0
-"""The effort of a training to the end, in attacks on a single image."""
+TRAINING = 50.0
+"""The effort of a training to the end, in attacks on a single image: less than that, but attacks that begin before the
+networks they need are there would each train their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +88,12 @@ class Seen(Part):
     def effort(self) -> float:
         """In attacks on a single image: a small batch costs nearly as much, the longest looks at all epochs at once."""
         batch = 1 + self.size / 40
-        if self.attacker == NAIVE or isinstance(self.case.mixing, InstaHide):
+        if self.attacker == NAIVE:
             return batch
-        return 2 * batch if self.case.mixing is None else batch * ENCODED * max(1, self.case.mixing.k / self.size)
+        rounds = 1 if self.case.ratio is None else 2
+        if self.case.mixing is None or not told_all(self.case):
+            return rounds * batch
+        return rounds * batch * ENCODED * max(1, self.case.mixing.k / self.size)
 
     def make(self, settings: Settings) -> Made:
         data, adaptive = _data(settings), self.attacker == ADAPTIVE

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, softplus
 
+from .graphs import Repeated
 from .matching import Progress
 
 GAUSSIAN_LOG_COSH = 0.374567
@@ -66,20 +67,27 @@ def separate(
     image_shape (..., height, width) with product d; None or fewer than two sides: no total variation can be asked for.
     The optimisation starts at the principal components.
     """
-    problem = _problem(objective, coordinates, image_shape)
-    weights = torch.eye(len(coordinates), device=coordinates.device).requires_grad_()
-    adam = torch.optim.Adam([weights], lr=objective.lr)
-    best, lowest = weights.detach().clone(), torch.full((), torch.inf, device=coordinates.device)
-    for iteration in range(objective.iterations):
-        with torch.no_grad():
-            lengths = weights.norm(dim=1, keepdim=True)
-            rows = weights / lengths
-            value, slope = _value_and_slope(problem, rows)
-            # Only the part across a row turns it; the part along it is what the normalisation takes away.
-            weights.grad = (slope - (slope * rows).sum(1, keepdim=True) * rows) / lengths
-            better = value < lowest  # stays on the device, so that a GPU need not wait; False for NaN
-            lowest, best = torch.where(better, value, lowest), torch.where(better, rows, best)
+    problem, device = _problem(objective, coordinates, image_shape), coordinates.device
+    weights = torch.eye(len(coordinates), device=device).requires_grad_()
+    weights.grad = turn = torch.zeros_like(weights)
+    adam = torch.optim.Adam([weights], lr=objective.lr, capturable=device.type == "cuda")
+    best, lowest = weights.detach().clone(), torch.full((), torch.inf, device=device)
+
+    @torch.no_grad()
+    def step() -> None:
+        lengths = weights.norm(dim=1, keepdim=True)
+        rows = weights / lengths
+        value, slope = _value_and_slope(problem, rows)
+        better = value < lowest  # stays on the device, so that a GPU need not wait; False for NaN
+        best.copy_(torch.where(better, rows, best))
+        lowest.copy_(torch.where(better, value, lowest))
+        # Only the part across a row turns it; the part along it is what the normalisation takes away.
+        turn.copy_((slope - (slope * rows).sum(1, keepdim=True) * rows) / lengths)
         adam.step()
+
+    repeated = Repeated(step, device)
+    for iteration in range(objective.iterations):
+        repeated()
         if progress is not None:
             progress(iteration + 1, objective.iterations)
     return (best.double() @ problem.whitening).to(coordinates.dtype)
