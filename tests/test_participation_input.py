@@ -277,8 +277,9 @@ def test_proofs_are_the_same_wherever_they_are_found(executor: Any) -> None:
         pytest.importorskip("ray")
     planted = plant(40, 84, seed=2)
     dual = recover(planted)
-    here = recover(planted, time_limit=60.0)
-    there = recover(planted, time_limit=60.0, executor=executor)
+    enough = 3_600.0  # programs share the limit and end far below it, also side by side on a busy machine
+    here = recover(planted, time_limit=enough)
+    there = recover(planted, time_limit=enough, executor=executor)
     assert int(here.certified.sum()) > int(dual.certified.sum()), "no program was needed: nothing was tested"
     assert torch.equal(here.matrix, there.matrix)
     assert torch.equal(here.certified, there.certified)
