@@ -114,6 +114,29 @@ class TestBatches:
         assert found.exact
         assert nearest(found.inputs, holder.inputs).min() > 100
 
+    @pytest.mark.parametrize("classes", [10, 40])
+    def test_units_further_back_may_be_at_their_threshold(self, crops: fp.data.ImageSet, classes: int) -> None:
+        """Where rounding has put a unit of a later layer on the other side, the batch is proven all the same."""
+        units, rng = 192, seeded(7)
+        holder = drawn(crops, 8, units, seed=3)
+        inner, outer = uniform(units, units, rng), 3 * uniform(classes, units, rng)
+        hidden = torch.relu(holder.inputs @ holder.behind.weight.T + holder.behind.bias) @ inner.T
+
+        def network(nearly_zero: float) -> Callable[[Tensor], Tensor]:
+            """The first unit of the later layer is that far above its threshold, for the first sample."""
+            bias = torch.zeros(units, dtype=torch.float64)
+            bias[0] = nearly_zero * hidden.std() - hidden[0, 0]
+            return lambda outputs: torch.relu(torch.relu(outputs) @ inner.T + bias) @ outer.T
+
+        above, below = (
+            holder._replace(behind=dataclasses.replace(holder.behind, network=network(side))) for side in (4e-7, -4e-7)
+        )
+        observed, recomputed = below.gradient()[0], above.gradient()[0]
+        assert (observed - recomputed).norm() > 1e-4 * observed.norm()
+        found = solved(above, below.gradient())
+        assert found.status is ExactStatus.EXACT
+        assert nearest(found.inputs, holder.inputs).min() > 80
+
     def test_same_gradient_same_answer(self, crops: fp.data.ImageSet) -> None:
         holder = drawn(crops, 8, 64, seed=0)
         assert torch.equal(solved(holder).inputs, solved(holder).inputs)

@@ -24,6 +24,9 @@ CONFIRMED = 0.02
 UNDECIDED, SILENT = 1e-3, 1e-3
 """Pre-activations this small, in standard deviations, may be of either sign; entries this small are zero."""
 FINISHED = 1e-6
+DISAGREE, RARELY, NUDGE, NUDGES = 1e-4, 0.1, 3e-6, 16
+"""How far a signal must be from its column, of how large a share of the samples at most, for rounding to have decided
+on which side of its threshold a unit further back is; by how much pre-activations are then moved, and how often."""
 BIAS_SLACK = 3.0
 """How many standard deviations of the noise the bias gradient may be missed by."""
 EQUALISATIONS, TRUSTED_BIAS = 8, 0.01
@@ -153,6 +156,8 @@ def assess(problem: Problem, state: State) -> Assessment:
     labels = candidate_labels(behind.network, behind.loss, activations, entries)
     activations = _settle(activations, entries)
     signals = sample_signals(behind.network, behind.loss, activations, labels)
+    if bool(state.confirmed.all()):
+        signals = _settle_behind(behind, activations, labels, signals, entries)
     gram = rows @ problem.gram @ rows.T
     target = ((signals @ problem.mixture.basis) * (rows @ problem.gram)).sum(1)
     normal = (signals @ signals.T) * gram
@@ -182,6 +187,30 @@ def _settle(activations: Tensor, entries: Tensor) -> Tensor:
     wrong = (activations.abs() < UNDECIDED * scale) & (silent == (activations > 0))
     barely = torch.finfo(activations.dtype).eps * scale
     return torch.where(wrong, torch.where(silent, -barely, barely), activations)
+
+
+def _settle_behind(behind: Behind, activations: Tensor, labels: Tensor, signals: Tensor, entries: Tensor) -> Tensor:
+    """Signals (n, h) with the units of later layers on the side of their threshold that the columns' entries show.
+
+    Whoever computed the gradient rounded otherwise than is done here. A unit closer to its threshold than that may be
+    on the other side, and the sample's signal is another. Nothing is known of the later layers, so pre-activations are
+    moved at random, by about as much as rounding moves them and never across zero, until the signal is the column's.
+    Where many samples disagree it is for another reason.
+    """
+    rng, signals = torch.Generator().manual_seed(0), signals.clone()
+    columns = unit_rows(entries)
+    apart = (unit_rows(signals) - columns).norm(dim=1)
+    for _ in range(NUDGES):
+        todo = (apart > DISAGREE).nonzero().flatten()
+        if not 0 < len(todo) <= max(1, RARELY * len(signals)):
+            break
+        moves = torch.randn(len(todo), activations.shape[1], generator=rng, dtype=activations.dtype)
+        moved = activations[todo] * (1 + NUDGE * moves.to(activations.device))
+        others = sample_signals(behind.network, behind.loss, moved, labels[todo])
+        distances = (unit_rows(others) - columns[todo]).norm(dim=1)
+        better = distances < apart[todo]
+        signals[todo[better]], apart[todo[better]] = others[better], distances[better]
+    return signals
 
 
 def equalise(problem: Problem, best: Assessment) -> Assessment:

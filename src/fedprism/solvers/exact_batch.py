@@ -85,6 +85,7 @@ CLEARING_TAILS = (0.1, 0.03, 0.01, 0.003, 0.001, 3e-4, 1e-4, 1e-4, 1e-4)
 class ExactStatus(StrEnum):
     EXACT = "the gradient recomputed from the inputs is the observed one to rounding error"
     CONFIRMED = "every input is confirmed by the units it leaves silent; several local steps allow no recomputation"
+    INEXACT = "every input's signal is confirmed, but the recomputed gradient is off by more than rounding error"
     PARTIAL = "some inputs' signals are confirmed, the others are not, and what is wrong in those blends into all"
     MISCOUNTED = "the inputs explain the gradient to rounding error, but the batch has more: some leave no trace in it"
     UNEVEN = "the inputs explain the gradient to rounding error, but count differently: clipped, or of unequal clients"
@@ -398,5 +399,5 @@ def _verdict(
     if bool(best.state.found(CERTAIN).all()) and problem.responses_change is not None:
         return ExactStatus.CONFIRMED
     if bool(confirmed.any()):
-        return ExactStatus.PARTIAL
+        return ExactStatus.INEXACT if bool(confirmed.all()) else ExactStatus.PARTIAL
     return ExactStatus.NOISE_FLOOR if _drowned(problem) else ExactStatus.UNCONFIRMED
