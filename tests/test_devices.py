@@ -19,6 +19,15 @@ def test_picks_what_there_is_and_refuses_what_there_is_not() -> None:
             devices.pick(wrong)
 
 
+def test_a_device_that_is_full_is_not_one_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*size: int, device: torch.device) -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(torch, "empty", full)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        devices.pick("cuda")
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
 @pytest.mark.parametrize("name", ["dense-inversion", "idlg", "inverting-gradients", "cocktail-party"])
 def test_a_gpu_gives_the_answer_of_the_cpu(name: str, photos: fp.data.ImageSet, rng: torch.Generator) -> None:

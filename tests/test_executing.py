@@ -31,6 +31,10 @@ def mischief(task: str) -> Any:
     """Whatever can go wrong in a process, by name."""
     if task == "raise":
         raise RuntimeError("planned")
+    if task == "gpu":
+        raise RuntimeError("CUDA error: unknown error")
+    if task == "who":
+        return os.getpid()
     if task == "exit":
         os._exit(3)
     if task == "segfault":
@@ -92,6 +96,12 @@ def test_a_process_that_dies_loses_its_own_task_only() -> None:
     assert reasons["raise"] == "the task raised RuntimeError: planned"
     assert "cannot be pickled" in reasons["unpicklable"]
     assert set(reasons) == {"exit", "segfault", "killed", "raise", "unpicklable"}
+
+
+def test_after_an_error_of_its_gpu_a_process_is_replaced() -> None:
+    before, failed, after, again = outcomes(Processes(workers=1), mischief, ["who", "gpu", "who", "who"]).values()
+    assert "CUDA error" in failed.reason
+    assert before != after == again
 
 
 def test_a_task_that_cannot_be_sent_is_a_failure_too() -> None:

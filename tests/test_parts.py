@@ -87,16 +87,27 @@ def test_a_stopped_run_goes_on_and_a_complete_one_leaves_nothing_to_go_on_from(t
 class Large(Part):
     """Fits only where nothing else runs."""
 
+    error: Exception
+
     title = "large"  # type: ignore[assignment]
 
     def make(self, settings: Settings) -> Made:
         if settings.workers:
-            raise torch.OutOfMemoryError("no room beside others")
+            raise self.error
         return Made({"alone": True}, {})
 
 
-def test_what_has_no_room_beside_others_is_made_alone(tmp_path: Path) -> None:
-    parts = [Large(), Counted(1, tmp_path)]
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("no room beside others"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cusolver error: CUSOLVER_STATUS_INTERNAL_ERROR, when calling `cusolverDnCreate(handle)`"),
+    ],
+    ids=["torch", "cuBLAS", "cuSOLVER"],
+)
+def test_what_has_no_room_beside_others_is_made_alone(error: Exception, tmp_path: Path) -> None:
+    parts = [Large(error), Counted(1, tmp_path)]
     found = list(computed(parts, Settings(workers=2), lambda doing: None))
     assert [part for part, _ in found] == [parts[1], parts[0]]
     assert found[1][1].said == {"alone": True}

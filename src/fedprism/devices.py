@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fedprism.errors import BadInput
+from fedprism.errors import BadInput, out_of_memory
 
 
 def pick(device: str | torch.device | None = None) -> torch.device:
@@ -15,6 +15,8 @@ def pick(device: str | torch.device | None = None) -> torch.device:
         chosen = torch.device(device)
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
+        if out_of_memory(error):
+            raise  # it is there, and full
         reason = str(error).splitlines()[0].rstrip(".")
         raise BadInput(
             f"expected a device of this machine, found '{device}' ({reason}); leave it out to take the best there is."

@@ -37,4 +37,13 @@ class BadInput(FedprismError):
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out: torch has a class of its own for GPUs and none for the CPU's memory."""
-    return isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__ or "allocate memory" in str(error)
+    return isinstance(error, MemoryError) or about_memory(f"{type(error).__name__}: {error}")
+
+
+def about_memory(reason: str) -> bool:
+    """Whether an error says that memory ran out, however it is written: libraries have words of their own for it.
+
+    cuSOLVER calls it an internal error if there is no room for its handle; Ray names a class of errors.
+    """
+    words = reason.lower().replace(" ", "")
+    return any(sign in words for sign in ("outofmemory", "allocatememory", "alloc_failed", "cusolverdncreate"))

@@ -96,6 +96,8 @@ class Processes(EvaluableRepr):
                 for worker in [w for w in busy if w.pipe in ready or w.deadline <= time.monotonic()]:
                     outcome = worker.answer() if worker.pipe in ready else worker.give_up(limit)
                     busy.remove(worker)
+                    if _is_damaged(outcome):
+                        worker.stop()
                     idle += [worker] if worker.process.is_alive() else []
                     yield worker.index, outcome
         finally:
@@ -229,6 +231,11 @@ def _attempt(function: Callable[[Task], Result], task: Task) -> Result | Failure
 
 def _one_line(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def _is_damaged(outcome: object) -> bool:
+    """Whether the process that gave it is of no more use: an error of its GPU meets every task after it."""
+    return isinstance(outcome, Failure) and "CUDA error" in outcome.reason
 
 
 def _how(code: int | None) -> str:

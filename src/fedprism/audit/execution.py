@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from fedprism import results
-from fedprism.audit.cell import OUT_OF_MEMORY, Finished, failed, run_cell
+from fedprism.audit.cell import Finished, failed, run_cell
 from fedprism.audit.exports import export
 from fedprism.audit.folder import FORMAT, RESULTS, RUN, Audit, AuditFolder, load_audit
 from fedprism.audit.gates import Gate, judged
 from fedprism.audit.grid import Cell, Grid, lay_out
 from fedprism.audit.materials import Setup
 from fedprism.audit.summary import Row, summarised
-from fedprism.errors import BadInput
+from fedprism.errors import BadInput, about_memory
 from fedprism.executing import Executor, Failure, Processes, RayCluster, Serial
 
 FREE = ("limits", "title")
@@ -130,18 +130,13 @@ def _one_by_one(
 def _settled(cell: Cell, outcome: Finished | Failure) -> Finished:
     """A process that was killed may have asked for too much: then nobody knows whether it can do with less."""
     if isinstance(outcome, Failure):
-        return failed(cell, outcome.reason, divisible=_about_memory(outcome.reason))
+        return failed(cell, outcome.reason, divisible=about_memory(outcome.reason))
     return outcome
 
 
 def _short_of_memory(found: Finished) -> bool:
     """Or killed, which is what a machine does to a process that asks for too much."""
-    return found.outcome == "failed" and _about_memory(found.reason)
-
-
-def _about_memory(reason: str) -> bool:
-    """However it is written: Ray names a class of errors."""
-    return OUT_OF_MEMORY.replace(" ", "") in reason.lower().replace(" ", "")
+    return found.outcome == "failed" and about_memory(found.reason)
 
 
 def _begin(files: AuditFolder, setup: Setup, resume: bool) -> None:

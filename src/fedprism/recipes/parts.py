@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 
-from fedprism.errors import FedprismError
+from fedprism.errors import FedprismError, about_memory
 from fedprism.executing import Failure, Processes
 from fedprism.recipes.base import Announce, Settings
 from fedprism.recipes.shelf import Made, Shelf
@@ -44,7 +44,7 @@ def computed(parts: Iterable[Part], settings: Settings, announce: Announce) -> I
             part = queue[number]
             if not isinstance(outcome, Failure):
                 yield part, outcome
-            elif "OutOfMemory" in outcome.reason:
+            elif about_memory(outcome.reason):
                 parts.append(part)
             else:
                 raise FedprismError(f"{part.title}: {outcome.reason}")
