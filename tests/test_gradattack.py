@@ -71,6 +71,13 @@ def photograph() -> fig_1.Scene:
     return fig_1.photograph(QUICK)[0]
 
 
+def test_the_narrow_form_has_a_quarter_of_the_channels() -> None:
+    def parameters(settings: Settings) -> int:
+        return sum(part.numel() for part in fig_1.photograph_network(8, settings).parameters())
+
+    assert parameters(Settings()) == pytest.approx(16 * parameters(Settings(narrow=True)), rel=0.01)
+
+
 def test_exact_statistics_show_more_of_a_photograph_than_running_ones(photograph: fig_1.Scene) -> None:
     def decibels(knowledge: str) -> float:
         method = fig_1.attack(knowledge, fig_1.PUBLISHED_WEIGHTS, 120)

@@ -231,6 +231,9 @@ def reproduce(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="DIR", help="Folder for the results; else fedprism-RECIPE.")
     ] = None,
+    narrow: Annotated[
+        bool, typer.Option("--narrow", help="A quarter of ResNet-18's channels, for a CPU (gradattack recipes).")
+    ] = False,
     workers: Annotated[
         int | None,
         typer.Option(min=1, metavar="N", help="Parts at a time, where a recipe has such (docs/recipes.md)."),
@@ -244,6 +247,9 @@ def reproduce(
     from fedprism.recipes import RECIPES, Settings, report
 
     chosen = row(RECIPES, recipe, "recipe")
+    if narrow and (quick or not chosen.narrow):
+        having = ", ".join(name for name, one in RECIPES.items() if one.narrow)
+        raise BadInput(f"expected --narrow without --quick and with {having}; leave it out, or choose one of these.")
     folder = output or Path(f"fedprism-{recipe}")
     results.require_writable(folder)
     settings = Settings(
@@ -256,6 +262,7 @@ def reproduce(
         data_dir=data_dir,
         device=device,
         workers=workers,
+        narrow=narrow,
     )
     with progress_bar() as announce:
         rows = report.carry_out(chosen, settings, folder, announce)

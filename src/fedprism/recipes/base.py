@@ -24,7 +24,7 @@ class Settings:
     baseline. inverted: how many images a batch are rendered from their recovered features, for convolutional networks.
     finished: where long recipes keep finished cells, so that a run that was stopped goes on. workers: how many parts of
     a recipe are computed at a time, in processes of their own, where it has independent parts (`recipes.parts`).
-    narrow: whether ResNet-18 has a quarter of its channels, which the recipe that is about it says itself.
+    narrow: whether ResNet-18 has a quarter of its channels, where a recipe has that form.
     """
 
     quick: bool = False
@@ -111,7 +111,8 @@ class Row:
 class Recipe:
     """A table of a paper. `shown` are the metrics in its cells; `notes` say how the re-run differs from the paper.
 
-    `figure` draws the finished rows as an SVG picture.
+    `figure` draws the finished rows as an SVG picture. `narrow`: whether there is a form of it with a quarter of
+    ResNet-18's channels, which a CPU can do.
     """
 
     name: str
@@ -121,3 +122,4 @@ class Recipe:
     run: Callable[[Settings, Announce], Iterator[Row]]
     figure: Callable[[Sequence[Row]], str] | None = None
     notes: tuple[str, ...] = ()
+    narrow: bool = False

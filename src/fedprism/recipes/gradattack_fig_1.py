@@ -26,6 +26,7 @@ from fedprism.recipes.gradattack import (
     ENGINE,
     ITERATIONS,
     LPIPS_NOTE,
+    NARROW,
     NULL,
     PAPER_ITERATIONS,
     QUICK_SIDE,
@@ -103,9 +104,9 @@ def run(settings: Settings, announce: Announce) -> Iterator[Row]:
                 yield row(scene, knowledge, observe(scene, knowledge, settings, announce), settings)
 
 
-def low_resolution(data: Data, settings: Settings, model: nn.Module | None = None) -> list[Scene]:
+def low_resolution(data: Data, settings: Settings) -> list[Scene]:
     """Batches of small images, of the first of each class; the attacker rehearses with test images."""
-    target = Target(model=model or attacked_network(data, settings), normalization=data.normalization)
+    target = Target(model=attacked_network(data, settings), normalization=data.normalization)
     scenes = []
     for size in settings.sizes_or(SIZES, QUICK_SIZES):
         count = size * settings.batches_or(1)
@@ -126,20 +127,16 @@ def low_resolution(data: Data, settings: Settings, model: nn.Module | None = Non
     return scenes
 
 
-def photograph(settings: Settings, model: nn.Module | None = None) -> list[Scene]:
+def photograph(settings: Settings) -> list[Scene]:
     """One photograph as a whole; the network has learned to tell crops of eight photographs apart."""
     side = QUICK_SIDE if settings.quick else SIDE
     images = fp.data.load("photos", size=side, crops=CROPS)
     everything = images.batch(torch.arange(len(images)))
     everything = fp.Batch(training.normalised(everything.inputs, IMAGENET), everything.labels)
     train = everything[images.classes :]  # but for the first of each class: the photographs as a whole
-    if model is None:
-        if settings.quick:
-            model = small_network(images.classes, settings.seed)
-        else:
-            model = fp.models.build("resnet18", classes=images.classes, seed=settings.seed)
-        schedule = utility.Schedule(epochs=PHOTO_EPOCHS, batch_size=PHOTO_BATCH, lr=0.01, augment=training.shifted)
-        model = utility.fit(model, train, None, schedule, seed=settings.seed, device=settings.device).cpu()
+    model = photograph_network(images.classes, settings)
+    schedule = utility.Schedule(epochs=PHOTO_EPOCHS, batch_size=PHOTO_BATCH, lr=0.01, augment=training.shifted)
+    model = utility.fit(model, train, None, schedule, seed=settings.seed, device=settings.device).cpu()
     return [
         Scene(
             name=f"photograph of {side} px",
@@ -149,11 +146,20 @@ def photograph(settings: Settings, model: nn.Module | None = None) -> list[Scene
             others=everything[OWN_PHOTOGRAPH + 1 : OWN_PHOTOGRAPH + 2],
             size=1,
             note=(
-                f"{side} px: one of eight embedded photographs; the network is trained for {PHOTO_EPOCHS} epochs on "
-                f"{len(train):,} crops of them (the paper: an ImageNet photograph, and a network trained on ImageNet)."
+                f"{side} px: one of eight embedded photographs; the network"
+                f"{', with a quarter of its channels,' if settings.narrow else ''} is trained for {PHOTO_EPOCHS} "
+                f"epochs on {len(train):,} crops of them (the paper: an ImageNet photograph, and a network trained on "
+                "ImageNet)."
             ),
         )
     ]
+
+
+def photograph_network(classes: int, settings: Settings) -> nn.Module:
+    if settings.quick:
+        return small_network(classes, settings.seed)
+    channels = {"width": NARROW} if settings.narrow else {}
+    return fp.models.build("resnet18", classes=classes, seed=settings.seed, **channels)
 
 
 def observe(scene: Scene, knowledge: str, settings: Settings, announce: Announce) -> Attempt:
@@ -243,4 +249,5 @@ RECIPE = Recipe(
     shown=(LPIPS, PSNR),
     run=run,
     notes=(WHO, SEARCH, NULL, LPIPS_NOTE, ROUNDING),
+    narrow=True,
 )

@@ -160,4 +160,5 @@ RECIPE = Recipe(
     shown=(LPIPS, PSNR, LABELS_RIGHT),
     run=run,
     notes=(WHO, NULL, LPIPS_NOTE, ROUNDING),
+    narrow=True,
 )

@@ -233,4 +233,5 @@ RECIPE = Recipe(
     run=run,
     figure=figure,
     notes=(READING, TIMING, ATTACKERS, EFFORT, NULL, MIXED, LPIPS_NOTE, ROUNDING, COST),
+    narrow=True,
 )
