@@ -143,8 +143,8 @@ def test_an_earlier_runs_pictures_do_not_stay(folder: Path, monkeypatch: pytest.
         (["cpa-table-1"], "expected a data folder that holds cifar10"),
         (["cpa-table-2", "--data-dir", "."], "expected the test images of imagenet"),
         (["cpa-table-1", "--device", "nowhere", "--quick"], "expected a device"),
-        (["cpa-table-1", "--narrow"], "expected --narrow without --quick and with gradattack-fig-1"),
-        (["gradattack-fig-1", "--narrow", "--quick"], "expected --narrow without --quick"),
+        (["cpa-table-1", "--narrow"], "expected --narrow with gradattack-fig-1, gradattack-labels, "),
+        (["gradattack-fig-1", "--narrow", "--quick"], "found gradattack-fig-1 and --quick; leave --narrow out"),
     ],
 )
 def test_bad_input_is_one_sentence_and_writes_nothing(

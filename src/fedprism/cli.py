@@ -249,7 +249,8 @@ def reproduce(
     chosen = row(RECIPES, recipe, "recipe")
     if narrow and (quick or not chosen.narrow):
         having = ", ".join(name for name, one in RECIPES.items() if one.narrow)
-        raise BadInput(f"expected --narrow without --quick and with {having}; leave it out, or choose one of these.")
+        found = f"{recipe}{' and --quick' if quick else ''}"
+        raise BadInput(f"expected --narrow with {having}, and no --quick, found {found}; leave --narrow out.")
     folder = output or Path(f"fedprism-{recipe}")
     results.require_writable(folder)
     settings = Settings(
