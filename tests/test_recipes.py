@@ -342,16 +342,17 @@ def test_a_method_that_fails_leaves_a_word_and_the_others_go_on() -> None:
 
     methods = {
         "large": Answer(make=fail(torch.OutOfMemoryError())),
+        "larger": Answer(make=fail(RuntimeError("DefaultCPUAllocator: can't allocate memory"))),
         "other": Answer(make=fail(fp.NotApplicable("expected this, found that."))),
         "fine": Answer(make=lambda: fp.Reconstruction(inputs=torch.zeros(4, 3, 16, 16))),
     }
     entries, notes = play(cell, methods, TINY, print, "title")
-    assert entries["large"] == "out of memory"
+    assert entries["large"] == entries["larger"] == "out of memory"
     assert entries["other"] == "does not apply"
     assert isinstance(entries["fine"], Outcome)
     assert len(entries["fine"].seconds) == 2
     assert notes == ("title, other: expected this, found that.",)
-    assert calls == ["OutOfMemoryError", "NotApplicable"]
+    assert calls == ["OutOfMemoryError", "RuntimeError", "NotApplicable"]
 
 
 def test_a_slow_method_may_have_fewer_batches() -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import fedprism as fp
 from fedprism.attacks import Attack, Disaggregation, Reduced, then
 from fedprism.client import Protocol
+from fedprism.errors import out_of_memory
 from fedprism.pixels import Normalization
 from fedprism.randomness import generator
 from fedprism.recipes import training
@@ -155,10 +156,12 @@ def play(
                 announce(f"{federation.users} users, {number + 1} of {repeats}: {name}")
                 try:
                     runs[name].append(_run(methods[name], observation, truth, settings, attacked, name in on_users))
-                except (torch.OutOfMemoryError, MemoryError):
-                    failed[name] = OUT_OF_MEMORY
                 except fp.NotApplicable:
                     failed[name] = NOT_APPLICABLE
+                except Exception as error:
+                    if not out_of_memory(error):
+                        raise
+                    failed[name] = OUT_OF_MEMORY
     return {name: failed.get(name) or _outcome(methods[name], runs[name]) for name in runs}
 
 

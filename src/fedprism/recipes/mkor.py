@@ -17,6 +17,7 @@ from torch.nn.functional import interpolate
 import fedprism as fp
 from fedprism import devices
 from fedprism.attacks import Attack, Mkor, Reference, Smoothest, midpoint
+from fedprism.errors import out_of_memory
 from fedprism.metrics import psnr, ssim
 from fedprism.randomness import generator, seeded_layers
 from fedprism.recipes.base import Announce, Entry, Outcome, Settings
@@ -171,10 +172,12 @@ def play(
                     seen = None  # two of them need not fit into memory
                     sent, (seen, truth) = _parameters_of(attack), cell.observe(attack, number, settings)
                 runs[name].append(_run(attack, seen, truth, settings))
-            except (torch.OutOfMemoryError, MemoryError):
-                failed[name] = OUT_OF_MEMORY
             except fp.NotApplicable:
                 failed[name] = NOT_APPLICABLE
+            except Exception as error:
+                if not out_of_memory(error):
+                    raise
+                failed[name] = OUT_OF_MEMORY
     return {name: failed.get(name) or _outcome(attack, runs[name]) for name, attack in methods.items()}
 
 

@@ -12,6 +12,7 @@ import torch
 
 import fedprism as fp
 from fedprism.attacks import Attack
+from fedprism.errors import out_of_memory
 from fedprism.recipes.base import Announce, Entry, Settings
 from fedprism.recipes.measuring import NOT_APPLICABLE, OUT_OF_MEMORY, Cell, Run, mean_lpips, outcome, run
 from fedprism.recipes.parts import Part, computed
@@ -95,12 +96,12 @@ class Try(Part):
         observation, truth = _observed(self.cell, self.number, settings)
         try:
             return _packed(run(self.cell.victim, self.attack, observation, truth, settings))
-        except (torch.OutOfMemoryError, MemoryError):
-            if (settings.workers or 1) > 1:  # alone there may be enough
-                raise
-            return Made({"failed": OUT_OF_MEMORY}, {})
         except fp.NotApplicable as reason:
             return Made({"failed": NOT_APPLICABLE, "reason": str(reason)}, {})
+        except Exception as error:
+            if not out_of_memory(error) or (settings.workers or 1) > 1:  # alone there may be enough
+                raise
+            return Made({"failed": OUT_OF_MEMORY}, {})
 
 
 @lru_cache(maxsize=1)
