@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedprism.solvers import LabelStatus, label_counts, unique_labels
+from fedprism.solvers import LabelStatus, label_counts, sole_label, unique_labels
+from fedprism.solvers.labels import CERTAIN
 
 
 def bias_gradient(labels: torch.Tensor, classes: int, spread: float = 0.1, seed: int = 0) -> torch.Tensor:
@@ -52,7 +53,20 @@ def test_an_estimate_of_the_prediction_counts_a_crowded_batch() -> None:
     gradient = bias_gradient(labels, 10, spread=0.02)
     found = label_counts(gradient, 40, probabilities=torch.full((10,), 0.1))
     assert torch.equal(found.counts, torch.bincount(labels, minlength=10))
-    assert found.status is LabelStatus.CROWDED
+    assert found.status is LabelStatus.ESTIMATED
+
+
+@given(seed=st.integers(0, 10**6), batch=st.integers(1, 40))
+@settings(max_examples=60, deadline=None)
+def test_no_estimate_talks_a_class_out_of_samples_that_are_certain(seed: int, batch: int) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    labels = torch.randint(10, (batch,), generator=rng)
+    gradient = bias_gradient(labels, 10, spread=2.0, seed=seed)
+    wild = torch.softmax(4 * torch.randn(10, generator=rng, dtype=torch.float64), dim=0)
+    found = label_counts(gradient, batch, probabilities=wild)
+    assert int(found.counts.sum()) == batch
+    certain = found.counts + CERTAIN >= -batch * gradient
+    assert bool(certain.all()), "predictions are not negative"
 
 
 def test_counts_always_add_up_to_the_batch() -> None:
@@ -79,3 +93,20 @@ def test_says_when_the_rule_cannot_be_trusted(batch: int | None, loss: str, stat
 
 def test_noise_that_makes_every_class_negative_is_noticed() -> None:
     assert label_counts(-torch.ones(100), 3).status is LabelStatus.INCONSISTENT
+
+
+@given(seed=st.integers(0, 10**6), batch=st.integers(2, 40), confident=st.floats(0.1, 4.0))
+@settings(max_examples=60, deadline=None)
+def test_one_class_is_told_from_several_by_the_rows_of_the_weight_gradient(
+    seed: int, batch: int, confident: float
+) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    features = torch.relu(torch.randn(batch, 200, generator=rng))
+    predicted = torch.softmax(confident * torch.randn(batch, 10, generator=rng), dim=1)
+    labels = torch.randint(10, (batch,), generator=rng)
+    for of_all in (torch.full_like(labels, 3), labels):
+        gradient = (predicted - torch.nn.functional.one_hot(of_all, 10)).T @ features / batch
+        shared = len(set(of_all.tolist())) == 1
+        assert sole_label(gradient) == (int(of_all[0]) if shared else None)
+    noise = torch.randn(10, 200, generator=rng)
+    assert sole_label(gradient + noise) is None

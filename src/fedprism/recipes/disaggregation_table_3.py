@@ -9,7 +9,6 @@ import fedprism as fp
 from fedprism.attacks import Attack, Labels
 from fedprism.recipes import disaggregated
 from fedprism.recipes.base import Announce, Entry, Recipe, Row, Settings
-from fedprism.recipes.counted_labels import CountedLabels
 from fedprism.recipes.disaggregated import CENTRED, Federation
 from fedprism.recipes.measuring import FAITHFUL, PSNR
 from fedprism.recipes.sheets import contact_sheet
@@ -101,13 +100,13 @@ def methods(settings: Settings) -> dict[str, Attack]:
     """The published attack and ours."""
     matching = dataclasses.replace(
         fp.attacks.inverting_gradients(),
-        labels=Labels.KNOWN,
+        labels=Labels.INFERRED,
         priors=(TotalVariation(VARIATION),),
         iterations=settings.iterations_or(ITERATIONS, QUICK_ITERATIONS),
         unroll=False,
     )
     return {
-        MATCHING: CountedLabels(inner=matching),
+        MATCHING: matching,
         OURS: fp.attacks.cocktail_party(),
     }
 

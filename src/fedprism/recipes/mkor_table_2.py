@@ -48,9 +48,9 @@ MODIFIED = (
 )
 FISHED = "Class fishing answers for the samples of class 0 alone, which are a tenth."
 LABELS = (
-    "Inverting gradients is given the labels, as in its paper: of a hundred digits many are inferred wrongly, and "
-    "images that are fitted to wrong labels are worse than black ones. Total variation has the weight of its library, "
-    f"{VARIATION}: with a hundredth of it, thousands of iterations do not lose the noise of the start without pools."
+    "Inverting gradients is given the labels, as in its paper; iDLG counts them. Total variation has the weight of its "
+    f"library, {VARIATION}: with a hundredth of it, thousands of iterations do not lose the noise of the start without "
+    "pools."
 )
 
 

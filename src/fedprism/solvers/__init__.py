@@ -27,7 +27,7 @@ from .features import (
 )
 from .graphs import Engine, Repeated, Stepping
 from .ica import StudentICA, Unmixing, UnmixStatus, unmix
-from .labels import LabelRecovery, LabelStatus, label_counts, unique_labels
+from .labels import LabelRecovery, LabelStatus, label_counts, sole_label, unique_labels
 from .matching import LBFGS, Adam, Matching, MatchingStatus, Search, match_gradients
 from .mixture import Mixture, reduce_mixture
 from .participation import (
@@ -132,6 +132,7 @@ __all__ = [
     "reduce_mixture",
     "smoothest_means",
     "softened_midpoint",
+    "sole_label",
     "solve_output_layer",
     "squared_error",
     "total_variation",

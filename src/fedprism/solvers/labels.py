@@ -19,6 +19,11 @@ from torch import Tensor
 CROWDED_RATIO = 4
 """With fewer classes than this many times the batch, single samples no longer stand out and the rules may fail."""
 
+ROUNDING = 1e-4
+"""What of the largest entry of a gradient may be rounding, in the difference of two models too."""
+CERTAIN = 1e-3
+"""How far above a whole number of samples a class has to be for one more: more than rounding."""
+
 
 class LabelStatus(StrEnum):
     TRUSTED = "the labels follow from the signs and sizes of the gradient"
@@ -57,8 +62,9 @@ def label_counts(
     """How often each class occurs in the batch.
 
     class_grad as in `unique_labels`. With `probabilities` (classes,), an estimate of the mean prediction over the
-    batch, the counts are batch_size * (probabilities - class_grad), rounded to whole numbers that add up; class_grad
-    must then be the bias gradient itself. Without it, the bias-corrected rule: every negative class holds a sample; the
+    batch, the counts are batch_size * (probabilities - class_grad), rounded to whole numbers that add up, and at least
+    -batch_size * class_grad, because predictions are not negative; class_grad must then be the bias gradient itself.
+    Without it, the bias-corrected rule: every negative class holds a sample; the
     samples left over go, one by one, to the class that stays most negative after each found sample's mean impact is
     taken off.
     """
@@ -67,15 +73,27 @@ def label_counts(
         return LabelRecovery(nothing[:0], nothing, LabelStatus.UNKNOWN_LOSS)
     if batch_size is None:
         return unique_labels(class_grad)
-    crowded = len(class_grad) < CROWDED_RATIO * batch_size
     if probabilities is not None:
-        counts = _round_to_sum(batch_size * (probabilities - class_grad), batch_size)
-        status = LabelStatus.CROWDED if crowded else LabelStatus.ESTIMATED
+        present = -batch_size * class_grad.detach().double().cpu()
+        counts = _round_to_sum(present + batch_size * probabilities.detach().double().cpu(), present, batch_size)
+        status = LabelStatus.ESTIMATED
     else:
         counts, consistent = _bias_corrected(class_grad, batch_size)
+        crowded = len(class_grad) < CROWDED_RATIO * batch_size
         status = LabelStatus.CROWDED if crowded else LabelStatus.TRUSTED
         status = status if consistent else LabelStatus.INCONSISTENT
     return LabelRecovery(torch.repeat_interleave(torch.arange(len(counts)), counts), counts, status)
+
+
+def sole_label(weight_grad: Tensor) -> int | None:
+    """The class of all samples, where the last layer's weight gradient (classes, features) says that they share one.
+
+    The row of an absent class is a sum of features with positive weights, without a negative entry where features are
+    not negative; a sample of the class takes its own features away. One row alone with negative entries is then that
+    of every sample. Whatever else is negative, noise or features, leaves more than one such row.
+    """
+    negative = (weight_grad < -ROUNDING * weight_grad.abs().max()).any(1).nonzero().flatten()
+    return int(negative) if len(negative) == 1 else None
 
 
 def _bias_corrected(class_grad: Tensor, batch_size: int) -> tuple[Tensor, bool]:
@@ -94,11 +112,15 @@ def _bias_corrected(class_grad: Tensor, batch_size: int) -> tuple[Tensor, bool]:
     return counts, consistent
 
 
-def _round_to_sum(values: Tensor, total: int) -> Tensor:
-    """Whole numbers close to `values` that add up to `total`: the largest remainders are rounded up."""
-    values = values.detach().double().cpu().clamp(min=0)
-    values = values * total / values.sum() if values.sum() > 0 else torch.full_like(values, total / len(values))
-    counts = values.floor().long()
-    largest = (values - counts).argsort(descending=True)[: total - int(counts.sum())]
+def _round_to_sum(values: Tensor, least: Tensor, total: int) -> Tensor:
+    """Whole numbers close to `values`, none below `least` where that can be, that add up to `total`."""
+    certain = (least - CERTAIN).ceil().clamp(min=0)
+    if certain.sum() > total:  # noise
+        certain = torch.zeros_like(certain)
+    left = total - int(certain.sum())
+    beyond = (values - certain).clamp(min=0)
+    beyond = beyond * left / beyond.sum() if beyond.sum() > 0 else torch.full_like(beyond, left / len(beyond))
+    counts = (certain + beyond.floor()).long()
+    largest = (beyond - beyond.floor()).argsort(descending=True)[: total - int(counts.sum())]
     counts[largest] += 1
     return counts
