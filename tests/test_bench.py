@@ -114,3 +114,15 @@ def test_the_steps_that_are_timed_are_those_of_the_published_objective() -> None
     timed = module._steps(signal, shape, 200) @ signal
     assert apart(200) < 1e-5 < 1e-3 < apart(0)
     assert module.published_seconds(mixtures, 6, shape) > 0
+
+
+def test_labels_are_counted_better_than_read_by_signs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    stored = tmp_path / "label_counts.json"
+    monkeypatch.delenv("FEDPRISM_DATA", raising=False)
+    monkeypatch.setattr("sys.argv", ["label_counts.py", "--batches", "2", "--output", str(stored)])
+    loaded("label_counts").main()
+    rows = json.loads(stored.read_text())
+    crowded = [row for row in rows if row["n"] >= 8]
+    assert len(rows) == 12
+    assert all(row["counted"] == row["by signs"] for row in rows if row["n"] == 4), "few samples are left to signs"
+    assert sum(row["counted"] - row["by signs"] for row in crowded) / len(crowded) > 0.1

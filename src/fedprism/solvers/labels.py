@@ -64,9 +64,8 @@ def label_counts(
     class_grad as in `unique_labels`. With `probabilities` (classes,), an estimate of the mean prediction over the
     batch, the counts are batch_size * (probabilities - class_grad), rounded to whole numbers that add up, and at least
     -batch_size * class_grad, because predictions are not negative; class_grad must then be the bias gradient itself.
-    Without it, the bias-corrected rule: every negative class holds a sample; the
-    samples left over go, one by one, to the class that stays most negative after each found sample's mean impact is
-    taken off.
+    Without it, the bias-corrected rule: every negative class holds a sample; the samples left over go, one by one, to
+    the class that stays most negative after each found sample's mean impact is taken off.
     """
     if loss != "cross_entropy":
         nothing = torch.zeros(len(class_grad), dtype=torch.long)
