@@ -16,14 +16,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import fedprism as fp
 from fedprism.attacks.inferring import inferred_labels
 from fedprism.attacks.structure import trace
 from fedprism.recipes import Settings
 from fedprism.recipes.gradattack import ATTACKED_BATCH, Data, attacked_network, data_of
-from fedprism.recipes.gradattack_labels import BATCHES, compose
+from fedprism.recipes.gradattack_labels import BATCHES, compose, in_common
 from fedprism.solvers import label_counts
 
 SIZES = (4, 8, 16, 32)
@@ -40,11 +40,6 @@ def networks(data_dir: str | None) -> Iterator[tuple[str, Data, nn.Module]]:
     for steps, (epochs, images) in STEPS.items():
         data = data_of(narrow)._replace(attacked_epochs=epochs, attacked_images=images)
         yield f"quarter of ResNet-18, {steps} steps", data, attacked_network(data, narrow)
-
-
-def right(found: Tensor, labels: Tensor) -> int:
-    counts, true = (torch.bincount(values, minlength=int(labels.max()) + 1) for values in (found, labels))
-    return int(torch.minimum(counts[: len(true)], true).sum())
 
 
 def main() -> None:
@@ -66,8 +61,9 @@ def main() -> None:
                     scenario = fp.Scenario(model=model, clients=[batch], normalization=data.normalization)
                     seen, _ = fp.simulate(scenario, fp.threats.honest_but_curious, device="cpu")
                     last = list(seen.rounds[0].update.values())[-1]
-                    signs += right(label_counts(last, size).labels, batch.labels)
-                    counted += right(inferred_labels(seen, seen.rounds[0], size, trace(seen)).labels, batch.labels)
+                    signs += in_common(label_counts(last, size).labels, batch.labels)
+                    found = inferred_labels(seen, seen.rounds[0], size, trace(seen))
+                    counted += in_common(found.labels, batch.labels)
                 total = size * args.batches
                 rows.append(
                     {

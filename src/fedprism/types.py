@@ -63,6 +63,11 @@ class Round:
     buffers_before: Update | None = None
     buffers_after: Update | None = None
 
+    @property
+    def share(self) -> float:
+        """What the update is multiplied by to be the mean over its clients."""
+        return 1.0 / self.clients if self.reduction == "sum" else 1.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Knowledge:

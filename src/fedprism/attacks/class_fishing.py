@@ -140,15 +140,14 @@ def _gradient_scale(observation: Observation, seen: Round) -> float:
     loss, rate = observation.knowledge.loss, observation.knowledge.local_lr
     if loss is None or losses.name_of(loss) != "cross_entropy":
         raise NotApplicable("class-fishing expects cross-entropy, found another loss; use gradient-matching instead.")
-    scale = 1.0 / seen.clients if seen.reduction == "sum" else 1.0
     if seen.kind == "gradient":
-        return scale
+        return seen.share
     if not rate or not one_local_step(observation, seen):
         raise NotApplicable(
             "class-fishing expects a gradient, or one local step at a known rate, found a delta of several steps; "
             "use gradient-matching instead."
         )
-    return -scale / rate
+    return -seen.share / rate
 
 
 def _status(counted: float, count: int) -> FishingStatus:

@@ -324,7 +324,7 @@ def _behind(observation: Observation, seen: Round, network: Trace, layer: DenseL
     """The network behind the layer. For several local steps: halfway, with what they changed."""
     params, change = dict(seen.params), None
     if seen.kind == "delta" and not one_local_step(observation, seen):
-        scale = 0.5 / seen.clients if seen.reduction == "sum" else 0.5
+        scale = 0.5 * seen.share
         params = {name: tensor + scale * seen.update[name] for name, tensor in params.items() if name in seen.update}
         params = {**seen.params, **params}
         change = 2 * scale

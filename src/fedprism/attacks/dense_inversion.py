@@ -104,11 +104,10 @@ def _gradient(layer: DenseLayer, seen: Round) -> tuple[Tensor, Tensor]:
 
 def _gradient_scale(observation: Observation, seen: Round) -> float | None:
     """What the update must be multiplied by to be the gradient of one batch; None where it is no such multiple."""
-    scale = 1.0 / seen.clients if seen.reduction == "sum" else 1.0
     if seen.kind == "gradient":
-        return scale
+        return seen.share
     rate = observation.knowledge.local_lr
-    return scale / rate if rate and one_local_step(observation, seen) else None
+    return seen.share / rate if rate and one_local_step(observation, seen) else None
 
 
 def _uses_cross_entropy(observation: Observation) -> bool:

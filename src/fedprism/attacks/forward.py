@@ -203,7 +203,7 @@ def forward_model(
     if model is None or knowledge.loss is None:
         raise MissingKnowledge("the attacker's forward model", "model" if model is None else "loss")
     names = tuple(name for name, _ in model.named_parameters() if name in seen.update)
-    scale = 1.0 / seen.clients if seen.reduction == "sum" else 1.0
+    scale = seen.share
     protocol: Protocol = FedSGD()
     if seen.kind == "delta":
         if unroll:

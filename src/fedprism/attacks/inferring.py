@@ -45,10 +45,10 @@ def inferred_labels(observation: Observation, seen: Round, batch: int, network: 
     # Row sums of the weight gradient carry the same signs where the features are not negative.
     has_bias = last.bias is not None and last.bias in seen.update
     class_grad = sign * (seen.update[last.bias or ""] if has_bias else seen.update[last.weight].sum(1))
-    predicted, scale = None, _steps_taken(observation.knowledge, seen, batch)
+    predicted, scale = None, _gradient_scale(observation.knowledge, seen, batch)
     crowded = len(class_grad) < COUNTING_RATIO * batch
     if crowded and has_bias and scale is not None and sole_label(sign * seen.update[last.weight]) is None:
-        class_grad, predicted = class_grad / scale, _mean_prediction(observation, seen)
+        class_grad, predicted = class_grad * scale, _mean_prediction(observation, seen)
     recovery = label_counts(class_grad, batch, probabilities=predicted, loss=loss or "unknown")
     if len(recovery.labels) != batch:
         raise NotApplicable(
@@ -58,17 +58,16 @@ def inferred_labels(observation: Observation, seen: Round, batch: int, network: 
     return recovery
 
 
-def _steps_taken(knowledge: Knowledge, seen: Round, batch: int) -> float | None:
-    """How many times the mean gradient of one batch the update is, in size; None where that is not known."""
+def _gradient_scale(knowledge: Knowledge, seen: Round, batch: int) -> float | None:
+    """What the update is multiplied by to have the size of the mean gradient of all steps; None where it is unknown."""
     if not seen.clients:
         return None
-    summed = seen.clients if seen.reduction == "sum" else 1
     if seen.kind == "gradient":
-        return summed
+        return seen.share
     if knowledge.local_lr is None or knowledge.local_batch_size is None or knowledge.local_momentum:
         return None
     steps = (knowledge.local_epochs or 1) * math.ceil(batch / seen.clients / knowledge.local_batch_size)
-    return summed * steps * knowledge.local_lr
+    return seen.share / (steps * knowledge.local_lr)
 
 
 def _mean_prediction(observation: Observation, seen: Round) -> Tensor | None:
@@ -86,8 +85,7 @@ def _mean_prediction(observation: Observation, seen: Round) -> Tensor | None:
     if seen.kind == "gradient":
         return _prediction(observation, seen, before, inputs)
     # What is learned on the way moves the predictions: those before and after are averaged.
-    share = 1.0 / seen.clients if seen.reduction == "sum" else 1.0
-    after = {name: p + share * seen.update[name] if name in seen.update else p for name, p in before.items()}
+    after = {name: p + seen.share * seen.update[name] if name in seen.update else p for name, p in before.items()}
     return (_prediction(observation, seen, before, inputs) + _prediction(observation, seen, after, inputs)) / 2
 
 

@@ -260,16 +260,15 @@ def _exact(stack: Stack) -> bool:
 
 def _gradient_scale(observation: Observation, seen: Round) -> float:
     """What the update has to be multiplied by to be the mean gradient of the samples."""
-    scale = 1.0 / seen.clients if seen.reduction == "sum" else 1.0
     if seen.kind == "gradient":
-        return scale
+        return seen.share
     rate = observation.knowledge.local_lr
     if not rate or not one_local_step(observation, seen):
         raise NotApplicable(
             "mkor expects a gradient, or an update of one local step with a known rate, found several steps or an "
             "unknown rate; let clients take one step."
         )
-    return -scale / rate
+    return -seen.share / rate
 
 
 def _unit(observation: Observation, stack: Stack) -> float:

@@ -137,12 +137,17 @@ def _occurrence(labels: Tensor) -> Tensor:
 
 def labels_right(answers: Answers, batches: Sequence[fp.Batch]) -> float:
     """The share of all labels that an answer has as often as its batch does."""
-    found = total = 0
-    for answer, batch in zip(answers.parts, batches, strict=True):
-        guessed = Counter(answer.labels.tolist() if answer.labels is not None else [])
-        found += (guessed & Counter(batch.labels.tolist())).total()
-        total += len(batch)
-    return found / total
+    found = (
+        in_common(answer.labels, batch.labels)
+        for answer, batch in zip(answers.parts, batches, strict=True)
+        if answer.labels is not None
+    )
+    return sum(found) / sum(len(batch) for batch in batches)
+
+
+def in_common(found: Tensor, labels: Tensor) -> int:
+    """How many labels of a batch are among those found, each counted as often as both have it."""
+    return (Counter(found.tolist()) & Counter(labels.tolist())).total()
 
 
 def effort(data: Data, settings: Settings) -> str:
