@@ -2,19 +2,41 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# What is installed, and what builds it, has the versions of this file; empty: the newest.
+PINNED ?= constraints.txt
 
-.PHONY: demo test lint docs bench bench-gpu memory-gpu growth growth-gpu clean
+# Rounding differs from CPU to CPU. `make test CPU=avx2` and `CPU=sse41` compute as older ones do.
+CPU ?= this
+SETTINGS_this :=
+SETTINGS_avx2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 OPENBLAS_CORETYPE=Haswell
+SETTINGS_sse41 := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 OPENBLAS_CORETYPE=Nehalem
+ifeq ($(origin SETTINGS_$(CPU)),undefined)
+  $(error CPU is $(CPU); use this, avx2 or sse41)
+endif
+
+.PHONY: demo test lint lock newest docs bench bench-gpu memory-gpu growth growth-gpu clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedprism demo
 
-test: $(VENV)/.installed lint
-	$(BIN)/python -m pytest -n auto
+# PYTEST has further options, such as PYTEST="-m quality" or PYTEST="tests/test_unmix.py --shift-seeds 1000".
+test: $(VENV)/.installed
+	$(SETTINGS_$(CPU)) $(BIN)/python -m pytest -n auto $(PYTEST)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Renews constraints.txt: the newest versions that pyproject.toml allows, for every Python and system that it supports.
+lock: $(VENV)/.installed
+	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --extra dev --no-annotate \
+	  --custom-compile-command "make lock" --output-file constraints.txt pyproject.toml
+
+# Linters and tests with the newest versions of everything, in an environment of their own.
+newest:
+	rm -rf .venv-newest
+	$(MAKE) lint test VENV=.venv-newest PINNED=
 
 # The documentation as a site, build/docs/index.html; a warning is an error.
 docs: $(VENV)/.installed
@@ -41,10 +63,12 @@ growth: $(VENV)/.installed
 growth-gpu: $(VENV)/.installed
 	$(BIN)/python benchmarks/growth.py --device cuda
 
-$(VENV)/.installed: pyproject.toml
+# pip before 25.3 builds by PIP_CONSTRAINT, later ones by PIP_BUILD_CONSTRAINT. Compiling is left to the first import.
+$(VENV)/.installed: pyproject.toml $(PINNED)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	PIP_CONSTRAINT=$(PINNED) PIP_BUILD_CONSTRAINT=$(PINNED) \
+	  $(BIN)/python -m pip install --quiet --no-compile --editable ".[dev]"
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist
+	rm -rf $(VENV) .venv-newest build dist

@@ -92,7 +92,7 @@ def invert_features(
     start: Tensor,
     *,
     box: tuple[Tensor, Tensor] | None = None,
-    settings: FeatureInversion = FeatureInversion(),  # noqa: B008 (frozen)
+    settings: FeatureInversion = FeatureInversion(),
     distance: FeatureDistance = feature_cosine,
     extra: Callable[[Tensor], Tensor] | None = None,
     progress: Progress | None = None,

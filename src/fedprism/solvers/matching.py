@@ -96,7 +96,7 @@ def match_gradients(
     gradients_of: Callable[[Tensor, Tensor | None], Sent],
     target: Gradients,
     start: Tensor,
-    search: Search = Search(),  # noqa: B008 (frozen)
+    search: Search = Search(),
     *,
     label_start: Tensor | None = None,
     parts: Parts | None = None,
