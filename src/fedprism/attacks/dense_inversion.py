@@ -28,6 +28,8 @@ from fedprism.types import Observation, Reconstruction, Round
 MOST_READINGS = 8
 """How many readings of the labels are tried at most."""
 POLISHING_STEPS = 20
+ROUNDED = 1e-4
+"""Features solved for carry rounding error: such a share of the largest may be that of a silent unit."""
 MOST_COMPARED = 4096
 """How many rows are compared with each other at most: those with the largest bias gradients."""
 
@@ -140,19 +142,23 @@ def _solve_stack(observation: Observation, seen: Round, network: Trace, batch: i
     last = layers[-1]
     weight, bias = seen.params[last.weight], seen.params[last.bias or ""]
     solution, counts = _solve_output(weight, bias, *gradients[-1], network.outputs, batch)
-    inputs, signals, residual = solution.inputs, solution.signals, solution.residual
-    if not math.isfinite(residual):
+    if not math.isfinite(solution.residual):
         return None
+    status, inputs, residual = solution.status, solution.inputs, solution.residual
+    signals, fitting_most = solution.signals, inputs
     for number in range(len(layers) - 1, 0, -1):
         onward = seen.params[layers[number].weight].double()
-        signals = signals @ onward * activations[number - 1].slope(inputs)
+        signals = signals @ onward * activations[number - 1].slope(inputs, ROUNDED)
+        fitting_most = dense.outvote(signals, *gradients[number - 1])
         inputs, layer_residual = dense.back_substitute(signals, *gradients[number - 1])
         residual = max(residual, layer_residual)
-    status = solution.status
     if status is not dense.DenseStatus.BLENDED and not dense.explains(residual, weight.dtype):
         # Noise upsets the features that were solved for layer by layer; the network's own, from the inputs, are better.
-        status = dense.DenseStatus.RESIDUAL
-        inputs, residual = _polish(inputs, seen, layers, activations, gradients[0], counts)
+        # Without noise a unit near its threshold was taken for silent, and the other units outvote it.
+        polished = [_polish(start, seen, layers, activations, gradients[0], counts) for start in (inputs, fitting_most)]
+        inputs, residual = min(polished, key=lambda answer: answer[1])
+        if not dense.explains(residual, weight.dtype):
+            status = dense.DenseStatus.RESIDUAL
     return _Found(inputs, counts.nonzero().flatten(), residual, status)
 
 
@@ -175,7 +181,7 @@ def _polish(
             features.append(activation.function(features[-1] @ weight.T + bias))
         signals = (torch.softmax(features[-1] @ weights[-1].T + biases[-1], dim=1) - targets) / len(targets)
         for number in range(len(layers) - 1, 0, -1):
-            signals = signals @ weights[number] * activations[number - 1].slope(features[number])
+            signals = signals @ weights[number] * activations[number - 1].slope(features[number], 0.0)
         inputs, residual = dense.back_substitute(signals, *gradient)
         if residual < best_residual:
             best, best_residual = inputs, residual

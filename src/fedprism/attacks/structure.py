@@ -60,16 +60,16 @@ class Trace(NamedTuple):
 
 class Activation(NamedTuple):
     function: Callable[[Tensor], Tensor]
-    slope: Callable[[Tensor], Tensor]
-    """The derivative, as a function of the activation's *output*."""
+    slope: Callable[[Tensor, float], Tensor]
+    """The derivative, as a function of the activation's *output*, of which what is below a share of the largest of its
+    sample was zero."""
 
 
 ACTIVATIONS = (
-    Activation(lambda x: x, torch.ones_like),
-    # Recovered features carry rounding error: what is tiny against the largest was zero.
-    Activation(torch.relu, lambda z: (z > 1e-4 * z.abs().amax(1, keepdim=True)).to(z)),
-    Activation(torch.sigmoid, lambda z: z * (1 - z)),
-    Activation(torch.tanh, lambda z: 1 - z.square()),
+    Activation(lambda x: x, lambda z, _: torch.ones_like(z)),
+    Activation(torch.relu, lambda z, tiny: (z > tiny * z.abs().amax(1, keepdim=True)).to(z)),
+    Activation(torch.sigmoid, lambda z, _: z * (1 - z)),
+    Activation(torch.tanh, lambda z, _: 1 - z.square()),
 )
 
 

@@ -27,6 +27,8 @@ from .mixture import effective_rank
 PATIENCE = 20
 """Iterations without clear progress after which `solve_output_layer` stops."""
 
+OUTVOTING_STEPS = 20
+
 
 class DenseStatus(StrEnum):
     EXACT = "the inputs explain the layer's gradient to rounding error"
@@ -34,6 +36,7 @@ class DenseStatus(StrEnum):
     AGREED = "each input is confirmed by at least two rows that agree on it"
     BLENDED = "some classes hold several samples; their rows are averages of these"
     RESIDUAL = "the rows do not explain the gradient exactly (noise, a defense, or repeated labels): approximate"
+    UNDETERMINED = "the gradient tells fewer samples apart than there are: other inputs would explain it as well"
     NOT_INVERTIBLE = "no row has a bias gradient to divide by"
 
 
@@ -137,10 +140,18 @@ def solve_output_layer(
         if not math.isfinite(residual) or iteration - best_at >= PATIENCE:
             break
         solution = least_squares(current.T, left)
-    repeated = bool((counts > 1).any())
+    found = signals(best)
     status = DenseStatus.EXACT if explains(best_residual, weight.dtype) else DenseStatus.RESIDUAL
-    status = DenseStatus.BLENDED if repeated else status
-    return OutputLayerSolution((best @ basis)[:, :-1], signals(best), best_residual, status)
+    if status is DenseStatus.EXACT and not _tells_apart(found):
+        status = DenseStatus.UNDETERMINED
+    if bool((counts > 1).any()):
+        status = DenseStatus.BLENDED
+    return OutputLayerSolution((best @ basis)[:, :-1], found, best_residual, status)
+
+
+def _tells_apart(signals: Tensor) -> bool:
+    """Whether no mixture of samples (samples, classes) cancels out: signals of every class add up to zero."""
+    return int(torch.linalg.matrix_rank(signals)) == len(signals)
 
 
 def explains(residual: float, dtype: torch.dtype) -> bool:
@@ -183,6 +194,20 @@ def back_substitute(signals: Tensor, weight_grad: Tensor, bias_grad: Tensor) -> 
     solution = least_squares(signals.T, gradient)
     residual = torch.linalg.vector_norm(signals.T @ solution - gradient) / torch.linalg.vector_norm(gradient)
     return solution[:, :-1], float(residual)
+
+
+def outvote(signals: Tensor, weight_grad: Tensor, bias_grad: Tensor) -> Tensor:
+    """As `back_substitute`, where a few rows have wrong signals: the inputs that fit most rows, misfits counting singly.
+
+    Least absolute deviations, by reweighting. Under noise in every row the plain squares are better.
+    """
+    gradient = torch.cat([weight_grad, bias_grad.unsqueeze(1)], dim=1).double()
+    weights = torch.ones_like(gradient[:, :1])
+    for _ in range(OUTVOTING_STEPS):
+        solution = least_squares(weights * signals.T, weights * gradient)
+        misfits = torch.linalg.vector_norm(signals.T @ solution - gradient, dim=1, keepdim=True)
+        weights = misfits.clamp(min=torch.finfo(misfits.dtype).eps * misfits.max()).rsqrt().nan_to_num()
+    return solution[:, :-1]
 
 
 def agreeing_rows(inversion: DenseInversion, *, tolerance: float = 1e-4) -> DenseInversion:
