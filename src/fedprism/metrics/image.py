@@ -46,8 +46,8 @@ def ssim(reconstruction: Tensor, source: Tensor) -> Tensor:
     same proportion (8 x 8: a 7 x 7 window, 0.9); such values compare with each other, not with those of larger images.
     Below 3 x 3 pixels there is no window and a ValueError says so.
 
-    In single precision, flat bright regions are exact to about 2e-4, because a small variance is there the difference
-    of two large numbers; pass float64 for more.
+    Computed in double precision: in flat bright regions a small variance is the difference of two large numbers, and
+    single precision errs there by 2e-4 to 4e-4, differently on every CPU.
     """
     from torchmetrics.functional.image import structural_similarity_index_measure  # slow to import
 
@@ -61,7 +61,7 @@ def ssim(reconstruction: Tensor, source: Tensor) -> Tensor:
     values = []
     for ours, theirs in chunks(reconstruction, source):
         _, windows = structural_similarity_index_measure(
-            ours, theirs, sigma=sigma, data_range=1.0, reduction="none", return_full_image=True
+            ours.double(), theirs.double(), sigma=sigma, data_range=1.0, reduction="none", return_full_image=True
         )
         values.append(windows[..., radius:-radius, radius:-radius].mean((1, 2, 3)))
-    return torch.cat(values)
+    return torch.cat(values).to(source.dtype)
