@@ -67,9 +67,9 @@ rounding error that is known to be there; and they must be below this share of w
 gradient, or that input could be anything."""
 UNEXPLAINED = 0.3
 """Residuals above this tell no answer from another."""
-CLEARLY, HARDLY = 0.95, 0.85
+CLEARLY, HALF = 0.95, 0.7
 """The share of the separation's residual below which an answer is clearly better, and a residual that no answer in
-place of the separation may exceed: it explains hardly anything."""
+place of the separation may exceed: it explains less than half of the gradient's energy."""
 DRIFTING = 0.05
 """Weight of a unit that is not silent in an update of several local steps."""
 NOISY = 0.3
@@ -357,7 +357,9 @@ def _is_better(problem: Problem, new: Assessment, old: Assessment, separated: As
     """By how well the gradient is explained; where that says little, by what the silent units confirm.
 
     Without such confirmation it must be explained clearly better than by what was separated, whatever the inputs' sizes
-    are taken to be: noise can be explained a little by sizes alone, and by columns that fit nothing but noise.
+    are taken to be: noise can be explained a little by sizes alone, and by columns that fit nothing but noise. Where
+    much is left unexplained, only sizes at which all inputs count the same speak for an answer: fitted ones explain
+    noise as well.
     """
     misfits = misfit_of(problem, new), misfit_of(problem, old)
     if problem.responses_change is not None:  # the gradient of no single step is known
@@ -366,8 +368,9 @@ def _is_better(problem: Problem, new: Assessment, old: Assessment, separated: As
         confirmed = [float(one.state.found(CERTAIN).double().mean()) > NEARLY_ALL for one in (new, old)]
     else:
         confirmed = [0, 0]
-    limit = min(CLEARLY * separated.residual, HARDLY)
-    if problem.responses_change is None and not confirmed[0] and new.residual > limit:
+    clearly = new.residual < CLEARLY * separated.residual
+    credible = new.residual < UNEXPLAINED or new.even_residual < HALF
+    if problem.responses_change is None and not confirmed[0] and not (clearly and credible):
         return False
     return (-confirmed[0], misfits[0]) < (-confirmed[1], misfits[1])
 
