@@ -14,7 +14,7 @@ ifeq ($(origin SETTINGS_$(CPU)),undefined)
   $(error CPU is $(CPU); use this, avx2 or sse41)
 endif
 
-.PHONY: demo test lint lock newest docs bench bench-gpu memory-gpu growth growth-gpu clean
+.PHONY: demo test lint lock newest docs bench rounding bench-gpu memory-gpu growth growth-gpu clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedprism demo
@@ -51,6 +51,12 @@ bench: $(VENV)/.installed
 bench-gpu: export OMP_NUM_THREADS = 4
 bench-gpu: $(VENV)/.installed
 	$(BIN)/python benchmarks/bench.py --device cuda $(if $(PEER),--peer-path $(PEER))
+
+# How far rounding moves what attacks reach: the table of docs/results.md.
+rounding: $(VENV)/.installed
+	$(BIN)/python benchmarks/rounding.py this
+	$(SETTINGS_avx2) $(BIN)/python benchmarks/rounding.py avx2
+	$(SETTINGS_sse41) $(BIN)/python benchmarks/rounding.py sse41
 
 # How much memory a large batch of photographs takes, whole and in parts.
 memory-gpu: $(VENV)/.installed

@@ -36,6 +36,7 @@ from fedprism.audit.materials import Setup
 from fedprism.audit.summary import summarised
 from fedprism.errors import BadInput
 from fedprism.executing import Failure, Processes, Serial
+from fedprism.results import as_json
 from small_audits import MATCHED, SMALL, planned, sentence, written
 
 KILLED = """
@@ -179,12 +180,12 @@ def test_a_cell_that_needs_too_much_memory_works_on_less_at_a_time(
         (parts,) = run_audit(setup, tmp_path / "parts")
     assert [size for size in asked if size > 2] == [8, 4], "halved until it fits"
     assert (parts.outcome, parts.share, whole.share) == ("done", 0.25, 1.0)
-    assert whole.record is not None
+    # L-BFGS makes much of a rounding error, so the whole batch ends elsewhere; in double precision the answers of the
+    # whole and of its parts agree (test_memory.py).
+    quarters = run_cell(setup, None, lay_out(setup).cells[0], 0.25)
     assert parts.record is not None
-    assert whole.record.scores is not None
-    assert parts.record.scores is not None
-    # L-BFGS makes more of a rounding error; in double precision the two agree (test_memory.py).
-    assert parts.record.scores["means"]["psnr"] == pytest.approx(whole.record.scores["means"]["psnr"], rel=0.05)
+    assert quarters.record is not None
+    assert as_json(parts.record.scores) == as_json(quarters.record.scores)
     assert json.loads((tmp_path / "parts" / "run.json").read_text())["memory_shares"] == {parts.id: 0.25}
     assert "share" not in (tmp_path / "parts" / "results.json").read_text(), "it says something about a machine"
 

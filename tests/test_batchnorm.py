@@ -229,27 +229,31 @@ class TestPull:
         assert prior is not None
         assert prior.distance(truth.inputs) < 1e-5
         others = batch_of(small, seed=1).inputs
-        assert prior.distance(others) > 0.1
+        assert prior.distance(others) > 0.05  # 0.2 to 0.8
         assert prior(others) == pytest.approx(0.5 * float(prior.distance(others)))
 
     def test_a_gradient_does_not_tell_brightness_but_the_statistics_do(self, small: fp.data.ImageSet) -> None:
-        """Batch norm undoes whatever scales the input of a convolution without bias."""
-        observation, truth = observed(network(), batch_of(small))
+        """Batch norm undoes whatever scales the input of a convolution without bias, where its floor adds nothing."""
+        model, batch = network(eps=1e-12).double(), batch_of(small)
+        observation, truth = observed(model, fp.Batch(batch.inputs.double(), batch.labels))
         darker = fp.Reconstruction(inputs=truth.inputs / 2, labels=truth.labels)
         residual = fp.residual(observation, darker)
         assert residual is not None
-        assert residual < 0.01
+        assert residual < 1e-6
         seen = observation.rounds[0]
         buffers = seen.buffers_before or {}
-        prior = pull_prior(network(), seen.params, buffers, observation.knowledge, Pull.EXACT, 1.0)
+        prior = pull_prior(model, seen.params, buffers, observation.knowledge, Pull.EXACT, 1.0)
         assert prior is not None
-        assert prior.distance(truth.inputs / 2) > 0.2
+        assert prior.distance(truth.inputs) < 1e-6
+        assert prior.distance(truth.inputs / 2) > 0.05  # 0.2 to 0.6
 
 
 class TestRecovery:
+    @pytest.mark.quality
     def test_exact_statistics_give_photographs_away(self, small: fp.data.ImageSet) -> None:
         """From the same start; without the statistics the gradient is explained all the same, by other pictures."""
-        observation, truth = observed(network(activation=nn.Tanh), batch_of(small))
+        model = network(activation=nn.Tanh)
+        observation, truth = observed(model, batch_of(small))
         attack = GradientMatching(
             labels=Labels.KNOWN,
             optimizer=LBFGS(line_search=True),
@@ -261,12 +265,18 @@ class TestRecovery:
         without, pulled = (
             fp.run(chosen, observation) for chosen in (attack, dataclasses.replace(attack, pull=Pull.EXACT))
         )
-        assert without.diagnostics["objective"] < 1e-3
-        assert pulled.diagnostics["objective"] < 1e-3
-        assert pulled.diagnostics["pull_distance"] < 0.05
-        assert fp.score(without, truth).mean("psnr") < 14
-        assert fp.score(pulled, truth).mean("psnr") > 20
+        assert without.diagnostics["objective"] < 0.01
+        assert pulled.diagnostics["objective"] < 0.01
+        seen = observation.rounds[0]
+        buffers = seen.buffers_before or {}
+        prior = pull_prior(model, seen.params, buffers, observation.knowledge, Pull.EXACT, 1.0)
+        assert prior is not None
+        assert without.inputs is not None
+        assert pulled.diagnostics["pull_distance"] < float(prior.distance(without.inputs)) / 2
+        # By 5 to 17 dB over eighteen draws; the distance is at most a third.
+        assert fp.score(pulled, truth).mean("psnr") > fp.score(without, truth).mean("psnr") + 2
 
+    @pytest.mark.quality
     def test_running_statistics_in_place_of_private_ones_show_less(self, small: fp.data.ImageSet) -> None:
         model = accustomed(network(channels=16), small)
         observation, truth = observed(model, batch_of(small, 4))
@@ -274,8 +284,9 @@ class TestRecovery:
             fp.score(fp.run(dataclasses.replace(attack, iterations=200), observation), truth).mean("psnr")
             for attack in (bn_exact(), bn_infer(), bn_proxy())
         )
-        assert exact > proxy + 3
-        assert infer > proxy + 3
+        # By 3 to 11 dB over twenty draws.
+        assert exact > proxy + 1
+        assert infer > proxy + 1
 
 
 def test_dense_layers_and_local_training_too(small: fp.data.ImageSet) -> None:

@@ -48,6 +48,7 @@ def test_the_gradient_is_that_of_the_fished_sample_alone(model: nn.Module, digit
     torch.testing.assert_close(64 * seen.update["1.weight"], gradient, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.quality
 def test_one_sample_of_64_is_recovered_exactly_through_a_dense_layer(
     model: nn.Module, digits: fp.data.ImageSet
 ) -> None:
@@ -63,6 +64,7 @@ def test_one_sample_of_64_is_recovered_exactly_through_a_dense_layer(
     assert set(psnr[1:]) == {None}
 
 
+@pytest.mark.quality
 def test_one_sample_of_16_is_recovered_through_convolutions(digits: fp.data.ImageSet) -> None:
     lenet = fp.models.uniform_(fp.models.build("lenet", input_shape=(1, 16, 16), width=6, seed=0), seed=1)
     matching = dataclasses.replace(fp.attacks.idlg(), labels=KNOWN, iterations=60)
@@ -82,6 +84,7 @@ def test_several_samples_of_the_class_are_counted(model: nn.Module, digits: fp.d
     assert len(found.inputs) == 4
 
 
+@pytest.mark.quality
 def test_one_local_step_is_as_good_as_a_gradient(model: nn.Module, digits: fp.data.ImageSet) -> None:
     attack = fp.attacks.ClassFishing(target=3, matching=fp.attacks.dense_inversion())
     _, found, truth = fished(attack, model, drawn(digits, 3, 15), protocol=fp.FedAvg(lr=0.01))

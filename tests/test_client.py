@@ -19,7 +19,9 @@ from fedprism.types import Update
 def small_net(*, norm: bool = False) -> nn.Module:
     torch.manual_seed(0)
     middle = [nn.BatchNorm2d(4)] if norm else []
-    return nn.Sequential(nn.Conv2d(1, 4, 3), *middle, nn.ReLU(), nn.Flatten(), nn.Linear(144, 5)).double()
+    convolution = nn.Conv2d(1, 4, 3)
+    nn.init.constant_(convolution.bias, 0.5)  # type: ignore[arg-type]  # so that some of it passes the ReLU
+    return nn.Sequential(convolution, *middle, nn.ReLU(), nn.Flatten(), nn.Linear(144, 5)).double()
 
 
 def some_batch(size: int = 6) -> fp.Batch:

@@ -158,6 +158,7 @@ def test_what_an_attacker_can_repeat() -> None:
     assert DpSgd(2.0, clip=0.5).deterministic() == DpSgd(0.0, clip=0.5)
 
 
+@pytest.mark.quality
 def test_an_attacker_who_knows_the_clipping_sees_more(digits: fp.data.ImageSet) -> None:
     model = fp.models.build("lenet", input_shape=(1, 16, 16), classes=10, seed=0)
     batch = digits.draw(1, torch.Generator().manual_seed(0))
@@ -168,27 +169,31 @@ def test_an_attacker_who_knows_the_clipping_sees_more(digits: fp.data.ImageSet) 
         observation, truth = fp.simulate(scenario, threat, device="cpu")
         quality[threat] = fp.score(fp.run(attack, observation, device="cpu"), truth).mean("psnr")
     naive, adaptive = quality.values()
-    assert adaptive > 25
+    assert adaptive > 18  # 23 to 41 dB over twenty draws, after 5 to 7
     assert adaptive > naive + 10
 
 
 # --- DP-SGD ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("clip", [0.3, 1.2, 1e6])
-def test_every_example_is_clipped_on_its_own(clip: float) -> None:
+@pytest.mark.parametrize("above", [6, 3, 0])
+def test_every_example_is_clipped_on_its_own(above: int) -> None:
+    """Where so many of six examples are longer than the threshold."""
     model, batch = small_net(), some_batch(6)
-    expected = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
-    lengths = []
+    examples = []
     for index in range(len(batch)):
         model.zero_grad()
         nn.functional.cross_entropy(model(batch.inputs[index : index + 1]), batch.labels[index : index + 1]).backward()
-        one = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-        lengths.append(length(one))
+        examples.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    # Half the shortest and twice the longest, too, so that a threshold can lie below and above all.
+    lengths = sorted(length(one) for one in examples)
+    lengths = [lengths[0] / 2, *lengths, 2 * lengths[-1]]
+    clip = (lengths[6 - above] + lengths[7 - above]) / 2
+    assert sum(length(one) > clip for one in examples) == above
+    expected = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    for one in examples:
         for name, gradient in one.items():
-            expected[name] += gradient * min(1.0, clip / lengths[-1]) / len(batch)
-    if clip == 1.2:
-        assert min(lengths) < clip < max(lengths), "the case must hold clipped and unclipped examples"
+            expected[name] += gradient * min(1.0, clip / length(one)) / len(batch)
     found = sent(model, batch, DpSgd(0.0, clip=clip))
     assert found.keys() == expected.keys()
     for name in expected:

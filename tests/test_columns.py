@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from fedprism.solvers.columns import _dual, _primal, signal_columns, silent_columns
+from fedprism.solvers.columns import _dual, _hangs_on_one, _is_only, _primal, signal_columns, silent_columns
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -73,11 +73,29 @@ class TestColumns:
     def test_units_that_are_silent_for_everyone_are_no_evidence(self) -> None:
         mixing, _, silent = self.planted(60, 10, seed=0)
         dead = torch.arange(60) >= 30
-        mixing[dead], silent[:, dead] = 0, True
+        # Of the others every sample leaves 15 silent: not enough for 10 unknowns, however many more the dead ones are.
+        silent = torch.stack([torch.randperm(30, generator=seeded(row)) < 15 for row in range(10)])
+        silent = torch.cat([silent, torch.ones(10, 30, dtype=torch.bool)], dim=1)
+        mixing = torch.where(silent, 0, normal(10, 60, seed=1)).T
+        assert not mixing[dead].any()
         basis = torch.linalg.qr(mixing).Q
-        # About 45 units are silent for each sample, but only 15 of them could have been anything else.
         found = silent_columns(basis, silent.double(), torch.eye(10, dtype=torch.float64))
         assert found.residuals.isinf().all()
+
+    def test_a_blend_that_one_unit_decides_on_is_told_from_a_column(self) -> None:
+        # Any two columns have a blend that vanishes where both do and at one unit more, which then pins it down.
+        mixing, _, silent = self.planted(120, 10, seed=0)
+        silent[1], mixing[silent[0], 1] = silent[1] | silent[0], 0
+        basis = torch.linalg.qr(mixing).Q
+        loud = mixing[:, 1].abs().argmax()
+        blend = mixing[:, 0] - mixing[loud, 0] / mixing[loud, 1] * mixing[:, 1]
+        columns = torch.stack([mixing[:, 2], blend]) @ basis
+        columns = columns / columns.norm(dim=1, keepdim=True)
+        pinned = silent[0] & silent[1]
+        pinned[loud] = True
+        fitting = torch.stack([silent[2], pinned])
+        assert _is_only(basis, fitting, columns).tolist() == [True, True]
+        assert _hangs_on_one(basis, fitting, columns).tolist() == [False, True]
 
     def test_signals_with_mistakes_and_corrections(self) -> None:
         mixing, basis, silent = self.planted(80, 10, seed=3)

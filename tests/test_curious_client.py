@@ -16,11 +16,15 @@ CURIOUS = fp.threats.curious_client
 
 
 def played(
-    photos: fp.data.ImageSet, *sizes: int, threat: fp.ThreatModel = CURIOUS, **changes: Any
+    photos: fp.data.ImageSet,
+    *sizes: int,
+    chosen: list[int] | None = None,
+    threat: fp.ThreatModel = CURIOUS,
+    **changes: Any,
 ) -> tuple[fp.Observation, fp.Truth]:
     """Clients with photographs, as many as `sizes` says, and a small dense network."""
     model = fp.models.build("fc2", input_shape=(3, 32, 32), hidden=64, classes=photos.classes, seed=0).double()
-    drawn = photos.draw(sum(sizes), torch.Generator().manual_seed(0))
+    drawn = photos.batch(chosen) if chosen else photos.draw(sum(sizes), torch.Generator().manual_seed(0))
     inputs, labels = drawn.inputs.double().split(sizes), drawn.labels.split(sizes)
     held = [fp.Batch(x, y) for x, y in zip(inputs, labels, strict=True)]
     return fp.simulate(fp.Scenario(model=model, clients=held, **changes), threat, seed=0, device="cpu")
@@ -35,6 +39,7 @@ def far(update: Any, expected: Any) -> float:
     return max(float((update[name] - t).norm() / t.norm()) for name, t in expected.items())
 
 
+@pytest.mark.quality
 @pytest.mark.parametrize("protocol", [fp.FedSGD(lr=0.1), fp.FedAvg(lr=0.1)], ids=repr)
 def test_with_one_other_client_its_batch_comes_back(protocol: Any, photos: fp.data.ImageSet) -> None:
     observation, truth = played(photos, 3, 1, protocol=protocol)
@@ -46,9 +51,11 @@ def test_with_one_other_client_its_batch_comes_back(protocol: Any, photos: fp.da
     assert "public_data" in found.knowledge_used
 
 
+@pytest.mark.quality
 @pytest.mark.parametrize("others", [4, 8])
 def test_with_more_clients_what_is_left_is_a_mixture(others: int, photos: fp.data.ImageSet) -> None:
-    observation, truth = played(photos, 2, *[1] * others)
+    images = [0, 1, 2, 2 + photos.classes, *range(3, 1 + others)]  # two of the others have one class
+    observation, truth = played(photos, 2, *[1] * others, chosen=images)
     read_off, separated = (
         fp.run(fp.then(OtherClients(), attack), observation) for attack in (dense_inversion(), cocktail_party())
     )

@@ -153,14 +153,18 @@ def test_parts_lead_where_the_whole_batch_leads(model: nn.Module, labels: Labels
     torch.testing.assert_close(parts, whole, rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.quality
 def test_kinks_that_are_not_held_spoil_the_difference(rng: torch.Generator) -> None:
-    """The reason for holding them."""
-    batch = batch_of(32, rng)
+    """The reason for holding them. Few guesses lie so near to no kink that none is crossed: four do not all."""
+    batch = batch_of(128, rng)
     observation = observed(HELD["batch norm"], batch)
-    _, exact, _, held = slopes(observation, batch, torch.Generator().manual_seed(1))
-    _, same, _, free = slopes(observation, batch, torch.Generator().manual_seed(1), hold=False)
-    assert torch.equal(exact, same)
-    assert off(held, exact) < 0.2 * off(free, exact)
+    wrong = dict[bool, list[float]]()
+    for seed in range(4):
+        for hold in (True, False):
+            _, exact, _, found = slopes(observation, batch, torch.Generator().manual_seed(seed), hold=hold)
+            wrong.setdefault(hold, []).append(off(found, exact))
+    # Over 64 guesses 0.0004 to 0.0013 held; not held, the worst of four 7 to 35.
+    assert max(wrong[True]) < 0.02 < 0.5 < max(wrong[False])
 
 
 @pytest.mark.parametrize("model", UNHELD.values(), ids=UNHELD)
@@ -188,6 +192,7 @@ def test_the_answer_says_how_its_slopes_were_found(changes: dict[str, object], s
     assert says in fp.run(attack, observed(HELD["relu"], batch)).diagnostics["slopes"]
 
 
+@pytest.mark.quality
 @pytest.mark.parametrize(
     ("changes", "length"),
     [({}, STEP), ({"labels": Labels.JOINT}, STEP), ({"pull": Pull.EXACT}, STEP), ({}, ROUGH_STEP)],
@@ -196,7 +201,10 @@ def test_the_answer_says_how_its_slopes_were_found(changes: dict[str, object], s
 def test_images_are_found_as_well_as_by_differentiating_twice(
     changes: dict[str, object], length: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Steps along signs take either far from the other: single photographs differ by 3 dB, and as much by rounding."""
+    """Steps along signs take either far from the other, and rounding does as well: how far beyond 25 dB is chance.
+
+    With what lies beyond cut off, 48 pairs of photographs differ by 3 dB at most.
+    """
     monkeypatch.setattr("fedprism.solvers.matching.STEP", length)
     attack = GradientMatching(labels=Labels.KNOWN, lr=0.03, iterations=200, priors=(TotalVariation(1e-4),))
     attack = dataclasses.replace(attack, **changes)  # type: ignore[arg-type]
@@ -210,9 +218,9 @@ def test_images_are_found_as_well_as_by_differentiating_twice(
             found = fp.run(dataclasses.replace(attack, engine=engine), observation, seed=number)
             assert found.inputs is not None
             score = -10 * (found.inputs - batch.inputs).square().mean().log10()
-            scores.setdefault(differences, []).append(float(score))
+            scores.setdefault(differences, []).append(min(float(score), 25.0))
     difference, exact = (sum(values) / len(values) for values in (scores[True], scores[False]))
-    assert difference > 14
+    assert difference > 12
     assert difference > exact - 3
 
 

@@ -36,11 +36,11 @@ def test_all_samples_of_the_class_or_as_many_as_asked_for() -> None:
 
 
 def test_draws_differ_from_round_to_round_and_repeat_with_the_seed() -> None:
-    first, again, other = (
-        drawn(EqualLabels(2), MIXED, seed, client="client-0", round=0).tolist() for seed in (0, 0, 3)
+    first, again, *others = (
+        drawn(EqualLabels(2), MIXED, seed, client="client-0", round=0).tolist() for seed in (0, 0, *range(1, 30))
     )
     assert first == again
-    assert first != other
+    assert any(first != other for other in others)  # one of ten pairs
 
 
 @pytest.mark.parametrize("client", ["client-0", "client-7", "hospital", None])
@@ -60,7 +60,7 @@ def test_clients_of_one_round_cover_the_classes() -> None:
 def test_clients_who_take_part_now_and_then_cover_the_classes_too(period: int) -> None:
     data = holding(*(sample % 10 for sample in range(40)))
     for first in range(2):
-        rounds = range(first, first + 60 * period, period)
+        rounds = range(first, first + 200 * period, period)  # a tenth of the classes at a time, in the worst case
         chosen = (drawn(EqualLabels(4), data, client=f"client-{first}", round=index)[0] for index in rounds)
         assert {int(data.labels[sample]) for sample in chosen} == set(range(10))
 
@@ -68,15 +68,16 @@ def test_clients_who_take_part_now_and_then_cover_the_classes_too(period: int) -
 def test_clients_who_take_turns_in_the_simulator_cover_the_classes(digits: fp.data.ImageSet) -> None:
     clients = [digits.batch(range(start, start + 150)) for start in (0, 150)]
     model = fp.models.build("dense", input_shape=(1, 16, 16), classes=10, seed=0)
-    turns = torch.eye(2, dtype=torch.bool).repeat(20, 1)
-    scenario = fp.Scenario(model=model, clients=clients, defense=EqualLabels(4), rounds=40, participation=turns)
+    # In the same places of every turn, so half of the classes each time: by chance all in 20 turns.
+    turns = torch.eye(2, dtype=torch.bool).repeat(100, 1)
+    scenario = fp.Scenario(model=model, clients=clients, defense=EqualLabels(4), rounds=200, participation=turns)
     _, truth = fp.simulate(scenario, fp.threats.honest_but_curious, seed=0)
     assert set(truth.labels.tolist()) == set(range(10))
 
 
 @pytest.mark.parametrize("client", ["client-0", None])
 def test_where_the_round_is_not_known_the_class_is_drawn_at_random(client: str | None) -> None:
-    classes = {int(MIXED.labels[drawn(EqualLabels(2), MIXED, seed, client=client)[0]]) for seed in range(20)}
+    classes = {int(MIXED.labels[drawn(EqualLabels(2), MIXED, seed, client=client)[0]]) for seed in range(60)}
     assert classes == {0, 1, 2}
 
 
@@ -104,6 +105,7 @@ def test_composes_with_other_defenses(digits: fp.data.ImageSet) -> None:
     assert int((weight_grad == 0).sum()) >= weight_grad.numel() // 2
 
 
+@pytest.mark.quality
 def test_hides_a_batch_from_direct_inversion_but_not_its_mean(digits: fp.data.ImageSet) -> None:
     """The row of the one class is the weighted mean of the batch: sample by sample wrong, the average nearly right."""
     model = fp.models.build("dense", input_shape=(1, 16, 16), classes=10, seed=0)
@@ -111,8 +113,8 @@ def test_hides_a_batch_from_direct_inversion_but_not_its_mean(digits: fp.data.Im
     seen, truth = fp.simulate(scenario, fp.threats.honest_but_curious, seed=0)
     update, label = seen.rounds[0].update, int(truth.labels[0])
     row = (update["1.weight"][label] / update["1.bias"][label]).view(1, 1, 16, 16)
-    assert fp.metrics.psnr(row, truth.inputs.mean(0, keepdim=True)) > 30
-    assert fp.metrics.psnr(row.expand_as(truth.inputs), truth.inputs).max() < 25
+    assert fp.metrics.psnr(row, truth.inputs.mean(0, keepdim=True)) > 40  # 61 to 77 over seven draws
+    assert fp.metrics.psnr(row.expand_as(truth.inputs), truth.inputs).max() < 30  # 19 to 22
 
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, True, "two"])
@@ -134,6 +136,7 @@ def test_soft_labels_are_refused() -> None:
         drawn(EqualLabels(), fp.Batch(torch.zeros(2, 1), torch.full((2, 3), 1 / 3)))
 
 
+@pytest.mark.quality
 @pytest.mark.parametrize(("clients", "epochs"), [(1, 2), (10, 8)])
 def test_training_on_one_class_at_a_time_learns_all(digits: fp.data.ImageSet, clients: int, epochs: int) -> None:
     measured = utility.measure(
@@ -147,7 +150,7 @@ def test_training_on_one_class_at_a_time_learns_all(digits: fp.data.ImageSet, cl
         seeds=(0,),
         timed_steps=0,
     )
-    assert measured.accuracy > 0.7
+    assert measured.accuracy > 0.6  # 0.74 to 0.84
 
 
 def audited(defense: str, size: int = 6, clients: int = 1) -> Finished:

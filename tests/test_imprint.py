@@ -31,6 +31,7 @@ def fc2(hidden: int = 64) -> nn.Module:
     return fp.models.build("fc2", input_shape=(1, 8, 8), hidden=hidden, classes=10, seed=0)
 
 
+@pytest.mark.quality
 def test_samples_in_bins_of_their_own_are_exact() -> None:
     found, truth = imprinted(fc2(), graded([0.25, 0.35, 0.45, 0.5, 0.6, 0.7]))
     assert found.status == ImprintStatus.EXACT
@@ -38,13 +39,15 @@ def test_samples_in_bins_of_their_own_are_exact() -> None:
     assert all(value is not None and value > 60 for value in psnr)
 
 
+@pytest.mark.quality
 def test_photographs_come_out_of_a_large_batch(photos: fp.data.ImageSet) -> None:
     model = fp.models.build("fc2", input_shape=(3, 32, 32), hidden=256, classes=photos.classes, seed=0)
     found, truth = imprinted(model, photos.draw(48, torch.Generator().manual_seed(0)))
     psnr = fp.score(found, truth, metrics=("psnr",)).values["psnr"]
-    assert sum(value is not None and value > 40 for value in psnr) >= 30
+    assert sum(value is not None and value > 40 for value in psnr) >= 20  # 28 to 41 over forty seeds
 
 
+@pytest.mark.quality
 def test_an_update_of_one_step_is_as_good_as_a_gradient() -> None:
     found, truth = imprinted(fc2(), graded([0.3, 0.5, 0.7]), protocol=fp.FedAvg(lr=0.1))
     assert fp.score(found, truth, metrics=("psnr",)).mean("psnr") > 50

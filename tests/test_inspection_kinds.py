@@ -57,7 +57,7 @@ def test_masks_of_torchs_pruning_are_no_evidence_but_what_they_cover_is(structur
 
 def test_a_mask_that_fits_no_weight_hides_nothing() -> None:
     params = {
-        "a.weight_orig": normal(1, 60).expand(40, 60),
+        "a.weight_orig": normal(1, 192).expand(40, 192),
         "a.weight_mask": torch.ones(3, 3),
         "b.weight": normal(9, 40),
     }
@@ -96,11 +96,14 @@ def test_positive_weights_are_no_imprint_layer() -> None:
 
 
 def test_weights_drawn_to_zero_everywhere_leave_few_entries() -> None:
-    small, large = 1e-4 * normal(64, 100), normal(64, 100, seed=1)
-    kept = torch.rand(64, 100, generator=torch.Generator().manual_seed(2)) < 0.05
+    """Four are left of most rows, twelve of every fourth one, and six of all columns."""
+    small, large = 1e-4 * normal(96, 100), normal(96, 100, seed=1)
+    places = (torch.arange(100) - torch.arange(96)[:, None]) % 96
+    kept = (places < torch.where(torch.arange(96) % 4 > 0, 4, 12)[:, None]) & (torch.arange(100) < 96)
+    assert kept.sum(0).tolist() == 96 * [6] + 4 * [0]
     assert found({"weight": torch.where(kept, large, small)}) == set()
-    copies = small + torch.eye(64, 100)  # and such rows among others that were not shrunk
-    rows = torch.where(torch.arange(64)[:, None] < 32, copies, large)
+    copies = small + torch.eye(96, 100)  # and such rows among others that were not shrunk
+    rows = torch.where(torch.arange(96)[:, None] < 48, copies, large)
     assert found({"weight": rows}) == {"single-entries"}
 
 

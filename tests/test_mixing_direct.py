@@ -58,7 +58,7 @@ def test_the_published_weights_are_uniform(layer: Layer) -> None:
 def planted() -> tuple[torch.Tensor, torch.Tensor, fp.Batch]:
     """Two images, classes 0 and 1 of three, that share a background in every row."""
     images = torch.rand(2, 1, 4, 4, generator=torch.Generator().manual_seed(0))
-    signals = torch.tensor([[-0.5, 0.0], [0.0, -0.5], [0.0, 0.0]]) + 0.1
+    signals = torch.tensor([[-0.5, 0.0], [0.0, -0.5], [0.0, 0.0]]) + 0.3
     return signals @ images.flatten(1), signals.sum(1), fp.Batch(images, torch.tensor([0, 1]))
 
 

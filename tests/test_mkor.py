@@ -40,9 +40,11 @@ def chain(
         return nn.Sequential(*layers)
 
 
-def attack(method: Mkor, model: nn.Module, batch: fp.Batch, **changes: Any) -> tuple[fp.Reconstruction, fp.Truth]:
+def attack(
+    method: Mkor, model: nn.Module, batch: fp.Batch, *, seed: int = 0, **changes: Any
+) -> tuple[fp.Reconstruction, fp.Truth]:
     scenario = fp.Scenario(model=model, clients=[batch], **changes)
-    observation, truth = fp.simulate(scenario, fp.threats.malicious_server, seed=0, server=method)
+    observation, truth = fp.simulate(scenario, fp.threats.malicious_server, seed=seed, server=method)
     return fp.run(method, observation), truth
 
 
@@ -72,6 +74,7 @@ def test_every_image_is_what_its_windows_say(method: Mkor, photos: fp.data.Image
     assert found.status.startswith("every class in the batch could be read;")
 
 
+@pytest.mark.quality
 def test_without_an_absent_class_the_range_of_pixels_tells_what_rows_have_in_common(photos: fp.data.ImageSet) -> None:
     found, truth = attack(mkor(), chain(), photos.batch(range(CLASSES)))
     assert found.labels is not None
@@ -83,8 +86,10 @@ def test_without_an_absent_class_the_range_of_pixels_tells_what_rows_have_in_com
     assert fp.metrics.psnr(found.inputs, wanted).mean() > fp.metrics.psnr(mean, wanted).mean() + 5
 
 
+@pytest.mark.quality
 def test_without_an_absent_class_there_is_nothing_to_compare_with_behind_dropout(photos: fp.data.ImageSet) -> None:
-    found, _ = attack(mkor(), chain(dropout=0.3), photos.batch(range(CLASSES)), training=True)
+    """Of each sample most is left: where dropout cuts nearly all paths of one, its class is taken for an absent one."""
+    found, _ = attack(mkor(), chain(dropout=0.1, hidden=128), photos.batch(range(CLASSES)), training=True)
     assert found.inputs is not None
     assert len(found.inputs) == 0
     assert found.diagnostics["unread_classes"] == list(range(CLASSES))
@@ -131,6 +136,7 @@ def test_samples_of_one_class_are_counted_and_marked_as_blended(photos: fp.data.
     assert fp.score(found, truth).labels_match
 
 
+@pytest.mark.quality
 def test_nodes_gated_by_brightness_separate_samples_of_one_class(photos: fp.data.ImageSet) -> None:
     batch = photos.batch(range(3 * CLASSES))
     blended, truth = attack(DUMPED, chain(), batch)
@@ -160,6 +166,7 @@ def test_one_local_step_is_a_gradient_and_several_are_refused(photos: fp.data.Im
         attack(mkor(), chain(), batch, protocol=fp.FedAvg(lr=0.05, epochs=2))
 
 
+@pytest.mark.quality
 def test_noise_hides_no_class_and_no_label_is_told(photos: fp.data.ImageSet) -> None:
     model, batch = chain(classes=20), photos.batch(range(CLASSES))
     clean, truth = attack(DUMPED, model, batch)
@@ -172,6 +179,7 @@ def test_noise_hides_no_class_and_no_label_is_told(photos: fp.data.ImageSet) -> 
         assert fp.score(found, truth, metrics=("psnr",)).mean("psnr") > 15
 
 
+@pytest.mark.quality
 @pytest.mark.parametrize("disguise", [None, Disguise()], ids=repr)
 def test_the_dump_class_leaves_nothing_that_noise_could_be_relative_to(
     disguise: Disguise | None, photos: fp.data.ImageSet
@@ -210,6 +218,7 @@ def two_a_scale() -> nn.Module:
         return nn.Sequential(*layers, nn.Flatten(), nn.Linear(128 * 16, 64), nn.ReLU(), nn.Linear(64, CLASSES))
 
 
+@pytest.mark.quality
 def test_the_blurred_image_comes_along_and_says_more(photos: fp.data.ImageSet) -> None:
     model, batch = two_a_scale(), photos.batch([0, 1, 2, 4, 5])
     scores = []
@@ -239,6 +248,7 @@ def test_without_channels_that_are_left_nothing_can_come_along(photos: fp.data.I
 # --- the inconspicuous form ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quality
 def test_the_inconspicuous_form_reads_nearly_as_well(photos: fp.data.ImageSet) -> None:
     batch = photos.batch(range(5))
     plain, truth = attack(mkor(), chain(), batch)
@@ -278,17 +288,30 @@ def test_the_inconspicuous_form_has_no_zeros_and_shuffles_channels() -> None:
 # --- other networks --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quality
 @pytest.mark.parametrize("method", [DUMPED, Mkor(reference=Reference.DUMP_CLASS, disguise=Disguise())], ids=repr)
 def test_parallel_paths_get_past_dropout(method: Mkor, photos: fp.data.ImageSet) -> None:
+    """One path is cut three times out of four; of 1,900 classes with sixteen each, one or two were missed."""
     model, batch = chain(dropout=0.5, hidden=640, classes=20), photos.batch(range(5))
-    found, truth = attack(method, model, batch)
-    single, _ = attack(dataclasses.replace(method, paths=1), model, batch)
-    assert found.diagnostics["classes"] == list(range(5))
-    assert fp.score(found, truth, metrics=("psnr",)).mean("psnr") > 17
-    assert len(single.diagnostics["classes"]) < 5
-    for reconstruction in (found, single):  # nothing tells that the others are not there
-        assert reconstruction.status.startswith("every class that stands out was read")
-        assert reconstruction.diagnostics["unread_classes"] == [reconstruction.diagnostics["dump_class"]]
+    there, with_many, with_one = 0, 0, 0
+    for seed in range(4):
+        found, truth = attack(method, model, batch, seed=seed)
+        single, _ = attack(dataclasses.replace(method, paths=1), model, batch, seed=seed)
+        readable = set(range(5)) - {found.diagnostics["dump_class"]}
+        assert set(found.diagnostics["classes"]) <= readable
+        assert found.inputs is not None
+        assert fp.metrics.psnr(found.inputs, expected(by_label(found, truth))).min() > 40  # 62 dB and more
+        there += len(readable)
+        with_many += len(found.diagnostics["classes"])
+        with_one += len(single.diagnostics["classes"])
+        for answer in (found, single):  # nothing tells that the others are not there
+            if answer.diagnostics["classes"]:
+                assert answer.status.startswith("every class that stands out was read")
+                assert answer.diagnostics["unread_classes"] == [answer.diagnostics["dump_class"]]
+            else:
+                assert answer.status.startswith("no class stands out")
+    assert with_many >= there - 1
+    assert with_one <= 14
 
 
 def test_vgg_shifts_in_the_paper_s_convolutions() -> None:
@@ -308,6 +331,7 @@ def test_vgg_shifts_in_the_paper_s_convolutions() -> None:
     assert torch.allclose(found.inputs, wanted, atol=1e-4)
 
 
+@pytest.mark.quality
 def test_sigmoids_and_average_pools_of_lenet5(digits: fp.data.ImageSet) -> None:
     options = {"activation": "sigmoid", "pool": "average", "padding": 2}
     model = fp.models.build("lenet5", input_shape=(1, 28, 28), classes=10, seed=0, **options)
@@ -344,6 +368,7 @@ def test_normalised_inputs_are_turned_back_into_pixels(photos: fp.data.ImageSet)
         attack(mkor(), chain(), inputs, normalization=normalization)
 
 
+@pytest.mark.quality
 def test_fewer_shifting_layers_are_a_coarser_lattice(photos: fp.data.ImageSet) -> None:
     scores = []
     for layers in (0, 1, 2):
@@ -388,6 +413,7 @@ def test_a_frozen_dense_layer_is_refused(photos: fp.data.ImageSet) -> None:
         attack(mkor(), model, photos.batch(range(5)))
 
 
+@pytest.mark.quality
 @pytest.mark.parametrize("method", [mkor(), DUMPED], ids=repr)
 def test_features_that_were_cut_out_only_widen_the_bounds(method: Mkor, photos: fp.data.ImageSet) -> None:
     """As Soteria does to a network with one dense layer: whole columns of its gradient are zero."""
@@ -403,6 +429,7 @@ def test_features_that_were_cut_out_only_widen_the_bounds(method: Mkor, photos: 
     assert torch.equal(answers[1].labels, answers[0].labels)
 
 
+@pytest.mark.quality
 def test_a_server_may_hide_its_parameters_under_noise(rng: torch.Generator, photos: fp.data.ImageSet) -> None:
     model = chain()
     plain, trapdoor = mkor().tamper(model, dict(model.state_dict()), rng)
@@ -417,6 +444,7 @@ def test_a_server_may_hide_its_parameters_under_noise(rng: torch.Generator, phot
     assert scores[0] - 1 < scores[1] < scores[0]
 
 
+@pytest.mark.quality
 def test_batch_norm_leaves_what_the_histogram_can_set_right(photos: fp.data.ImageSet) -> None:
     layers = list(chain())
     for number in (6, 3, 0):

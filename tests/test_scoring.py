@@ -90,11 +90,20 @@ def test_normalised_inputs_are_scored_in_pixels(truth: fp.Truth) -> None:
     assert fp.score(off, normal).mean("mse") == pytest.approx(fp.score(plain, truth).mean("mse"), rel=1e-5)
 
 
-def test_answers_that_are_not_finite_do_not_poison_the_rest(truth: fp.Truth) -> None:
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_answers_that_are_not_finite_do_not_poison_the_rest(value: float) -> None:
+    """Scored as black, the second one is nearer to grey than to white, and grey is nearer to white."""
+    levels = torch.tensor([0.5, 1.0, 0.1, 0.7, 0.3])
+    truth = fp.Truth(inputs=levels.view(5, 1, 1).expand(5, 1, 4), labels=torch.arange(5), owners=("c",) * 5)
     broken = truth.inputs.clone()
-    broken[2] = torch.nan
-    scores = fp.score(fp.Reconstruction(inputs=broken, ambiguity=frozenset({"order"})), truth)
-    assert sum(value == math.inf for value in scores.values["psnr"]) == 4
+    broken[1] = value
+    found = fp.Reconstruction(inputs=broken, ambiguity=frozenset({"order"}))
+    assert fp.score(found, truth).rows == (0, 1, 2, 3, 4)
+    more = dataclasses.replace(found, inputs=torch.cat([broken[1:2], broken, truth.inputs[1:2] - 0.2]))
+    assert fp.score(more, truth).rows == (1, 6, 3, 4, 5)
+    partly = truth.inputs.clone()
+    partly[1, 0, 0] = value  # what else it says counts
+    assert fp.score(dataclasses.replace(found, inputs=partly.flip(0)), truth).rows == (4, 3, 2, 1, 0)
 
 
 def test_metrics_that_do_not_apply_say_why(truth: fp.Truth) -> None:

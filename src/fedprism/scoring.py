@@ -32,6 +32,8 @@ __all__ = [
 ]
 
 DEFAULT_METRICS = ("mse", "psnr", "ssim", "avd")
+NO_ANSWER = 2.0
+"""What it costs to give a sample an answer without a finite value: more than any error between pixels."""
 
 
 class Match(NamedTuple):
@@ -181,6 +183,9 @@ def match(reconstruction: Reconstruction, truth: Truth) -> Match:
     versions = torch.stack(_versions(reconstruction, truth))
     errors = torch.stack([mse_matrix(version, original) for version in versions])
     cost, version_of = errors.min(dim=0)
+    # Squared errors are no distances: an answer that says nothing could take a sample from the one that is right.
+    says_something = torch.isfinite(reconstruction.inputs.detach()).flatten(1).any(1).cpu()
+    cost[~says_something] = NO_ANSWER
     pairs = _assign(cost, order_known="order" not in reconstruction.ambiguity)
     rows: list[int | None] = [None] * len(original)
     found = torch.zeros_like(original)

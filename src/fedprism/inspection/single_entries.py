@@ -66,15 +66,25 @@ class _Lines(NamedTuple):
             found.append((top.values, top.indices[:, 0], signs, part.count_nonzero(1)))
         return cls(*(torch.cat(column) for column in zip(*found, strict=True)))
 
+    def live(self) -> Tensor:
+        return self.largest[:, 0] > NEGLIGIBLE * self.largest.max()
+
+    def gaps(self) -> Tensor:
+        """The widest gap behind the few entries of each line: how many times the next one the last of them is.
+
+        In front of a background of zeros a gap is infinite; it is looked at apart from those in front of noise.
+        """
+        above, below = self.largest[:, :-1], self.largest[:, 1:]
+        return torch.where(below > 0, above / below.clamp(min=1e-38), 0).amax(1)
+
 
 def _judged(layer: Layer, what: str, lines: Tensor, gap: float) -> list[Finding]:
     seen = _Lines.of(lines)
-    live = seen.largest[:, 0] > NEGLIGIBLE * seen.largest.max()
-    # In front of a background of zeros a gap is infinite; it is looked at apart from those in front of noise.
-    above, below = seen.largest[:, :-1], seen.largest[:, 1:]
-    gaps = torch.where(below > 0, above / below.clamp(min=1e-38), 0).amax(1)
-    noisy = _in_different_places(live & (seen.entries >= BACKGROUND) & (gaps >= gap), seen.place)
-    if _shrunk(lines, noisy):
+    live, gaps, noisy = seen.live(), seen.gaps(), _noisy(seen, gap)
+    others = lines[~noisy]
+    if what == "columns" and not bool((live & ~noisy).any()) and layer.rows.shape[1] >= FEWEST_ENTRIES:
+        others = layer.rows[~_noisy(_Lines.of(layer.rows), ROW_GAP)]  # no column tells, but rows may
+    if _shrunk(lines[noisy], others):
         noisy = torch.zeros_like(noisy)
     exact = live & (seen.entries <= FEW)
     if _is_pruned(seen.entries[~exact], lines.shape[1]) and not _selects(exact, seen):
@@ -101,18 +111,23 @@ def _judged(layer: Layer, what: str, lines: Tensor, gap: float) -> list[Finding]
     ]
 
 
+def _noisy(seen: _Lines, gap: float) -> Tensor:
+    """Which lines consist of a few entries but for noise."""
+    return _in_different_places(seen.live() & (seen.entries >= BACKGROUND) & (seen.gaps() >= gap), seen.place)
+
+
 def _in_different_places(noisy: Tensor, places: Tensor) -> Tensor:
     """None of them where most share a place: one unit grew too large there, as when training diverges."""
     distinct = len(set(places[noisy].tolist()))
     return noisy if 2 * distinct >= int(noisy.sum()) else torch.zeros_like(noisy)
 
 
-def _shrunk(lines: Tensor, noisy: Tensor) -> bool:
+def _shrunk(noisy: Tensor, others: Tensor) -> bool:
     """Whether entries were drawn to zero all over the layer, as an L1 penalty does: then few are left by themselves.
 
     Of the other lines' entries, far more are as small as what is behind the gaps than of any smooth distribution.
     """
-    ours, others = lines[noisy][:SAMPLE].abs(), lines[~noisy][:SAMPLE].abs()
+    ours, others = noisy[:SAMPLE].abs(), others[:SAMPLE].abs()
     if not len(ours) or not bool(others.any()):
         return False
     level, others = ours.median(1).values.median(), others[others.amax(1) > 0]

@@ -21,6 +21,8 @@ SURE = 0.3
 EXACT_FIT = 1e-3
 SEPARATE = 1e-3
 """A second column must be at least this large (the share of its squared length) at the units that fit."""
+DECISIVE = 0.99
+"""The leverage above which a single unit decides between a column and a blend."""
 FITS = 0.01
 """Misfits smaller than this share of a column's mean entry are no mistakes."""
 MOST_NUMBERS = 2**26
@@ -36,11 +38,12 @@ class Columns(NamedTuple):
     A fit with as many unknowns as units misfits nowhere: only units beyond the unknowns are evidence."""
 
 
-def silent_columns(basis: Tensor, weights: Tensor, start: Tensor) -> Columns:
+def silent_columns(basis: Tensor, weights: Tensor, start: Tensor, *, unaided: bool = True) -> Columns:
     """Columns that vanish at the silent units: min sum_j w_j |L_j q|, q normalised along `start` (samples, n).
 
     weights (samples, h): how surely a unit is silent; 0 where it is not. Needs no knowledge of the network behind the
     layer, of its loss or of labels, and holds for sums over several steps; but it needs more silent units than samples.
+    unaided: nothing else will judge the columns, so that no single unit may decide what they are.
     """
     units, size = basis.shape
     found, residuals = start.clone(), start.new_full((len(start),), torch.inf)
@@ -54,7 +57,10 @@ def silent_columns(basis: Tensor, weights: Tensor, start: Tensor) -> Columns:
         for group in _groups(todo, units * size):
             columns, misfits = _silent(basis, trusted[group], start[group], reweightings)
             residual = _redundant_misfit(misfits, trusted[group] > 0, size)
-            fits = (residual < expected) & _is_only(basis, (trusted[group] > 0) & (misfits < FITS), columns)
+            fitting = (trusted[group] > 0) & (misfits < FITS)
+            fits = (residual < expected) & _is_only(basis, fitting, columns)
+            if unaided:
+                fits &= ~_hangs_on_one(basis, fitting, columns)
             found[group[fits]], residuals[group[fits]] = columns[fits], residual[fits]
     return Columns(found / found.norm(dim=1, keepdim=True), residuals)
 
@@ -85,6 +91,19 @@ def _is_only(basis: Tensor, fitting: Tensor, columns: Tensor) -> Tensor:
     ritz = torch.linalg.eigvalsh(vectors.transpose(1, 2) @ gram @ vectors)[:, -1]
     enough: Tensor = fitting.sum(1) >= basis.shape[1] + SPARE_UNITS
     return enough & (ritz > SEPARATE) if basis.shape[1] > 1 else enough
+
+
+def _hangs_on_one(basis: Tensor, fitting: Tensor, columns: Tensor) -> Tensor:
+    """Whether other columns would vanish at the fitting units (samples, h) as well if one of these were left out.
+
+    A blend of two samples' columns can always be chosen so that it vanishes at one unit more than both do. Where
+    units are misjudged it then fits better than the column, and looks like the only one. That unit has leverage one.
+    """
+    # The column itself is out of question here: it adds to no unit's leverage.
+    gram = basis.T @ (fitting.to(basis).unsqueeze(2) * basis) + columns.unsqueeze(2) * columns.unsqueeze(1)
+    leverages = (basis.T * _solve(gram, basis.T.expand(len(columns), -1, -1))).sum(1)
+    alone: Tensor = torch.where(fitting, leverages, 0).amax(1) > DECISIVE
+    return alone & (basis.shape[1] > 1)
 
 
 def signal_columns(basis: Tensor, complement: Tensor, weights: Tensor, signals: Tensor, directions: Tensor) -> Columns:

@@ -35,8 +35,9 @@ CHECK_EVERY = 10
 POLISHING = 20
 """Steps of alternating signs and least squares, which end sooner where no sign changes any more."""
 MOST_SWEEPS = 100
-FITTINGS = 30
-"""Rounds of fitting coefficients and inputs in turn, where soft labels leave coefficients open."""
+FITTINGS = 1000
+"""Most rounds of fitting coefficients and inputs in turn, where soft labels leave coefficients open: where they leave
+many, they get better slowly."""
 
 
 class DecodeStatus(StrEnum):

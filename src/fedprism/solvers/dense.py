@@ -197,7 +197,7 @@ def back_substitute(signals: Tensor, weight_grad: Tensor, bias_grad: Tensor) -> 
 
 
 def outvote(signals: Tensor, weight_grad: Tensor, bias_grad: Tensor) -> Tensor:
-    """As `back_substitute`, where a few rows have wrong signals: the inputs that fit most rows, misfits counting singly.
+    """As `back_substitute` where a few rows have wrong signals: the inputs that fit most rows, misfits counting singly.
 
     Least absolute deviations, by reweighting. Under noise in every row the plain squares are better.
     """

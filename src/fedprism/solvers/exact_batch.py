@@ -265,7 +265,8 @@ def _find(problem: Problem, state: State, tolerance: float, again: bool) -> Stat
     basis, rest = problem.mixture.basis, todo.new_ones(len(todo)).nonzero().flatten()
     if silence or not refining or not one_step:
         # Cheap, and needs no signals; but samples that are much alike can blend where a unit is misjudged.
-        found = silent_columns(basis, torch.where(activations < 0, surety, 0), state.columns[todo])
+        beliefs = torch.where(activations < 0, surety, 0)
+        found = silent_columns(basis, beliefs, state.columns[todo], unaided=not one_step)
         state = _replace(state, todo, found, silence or refining)
         rest = (found.residuals >= (silence or tolerance)).nonzero().flatten()
     if len(rest):
@@ -326,7 +327,7 @@ def _resolve_others(problem: Problem, state: State, tolerance: float) -> State:
     unmixed = separate_by_likelihood(StudentICA(), left, start=start) @ outside.T @ signals
     # Columns of the others by regression: their sources are taken to be uncorrelated with the confirmed ones.
     columns = state.columns.clone()
-    columns[~known] = unit_rows(torch.linalg.solve(unmixed @ unmixed.T, unmixed @ signals.T))
+    columns[~known] = unit_rows(least_squares(unmixed @ unmixed.T, unmixed @ signals.T))
     rows = torch.linalg.pinv(columns.T)
     if problem.responses_change is not None and int(known.sum()) > MOST * len(known):
         # Over several steps no signal corrects that: see to it that little of them is left in the confirmed ones.
