@@ -19,9 +19,9 @@ endif
 demo: $(VENV)/.installed
 	$(BIN)/fedprism demo
 
-# PYTEST has further options, such as PYTEST="-m quality" or PYTEST="tests/test_unmix.py --shift-seeds 1000".
+# PYTEST has further options, such as PYTEST="-m quality" or PYTEST="tests/solvers --shift-seeds 1000".
 test: $(VENV)/.installed
-	$(SETTINGS_$(CPU)) $(BIN)/python -m pytest -n auto $(PYTEST)
+	$(SETTINGS_$(CPU)) $(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
@@ -70,10 +70,10 @@ growth-gpu: $(VENV)/.installed
 	$(BIN)/python benchmarks/growth.py --device cuda
 
 # pip before 25.3 builds by PIP_CONSTRAINT, later ones by PIP_BUILD_CONSTRAINT. Compiling is left to the first import.
-$(VENV)/.installed: pyproject.toml $(PINNED)
+$(VENV)/.installed: pyproject.toml papers/pyproject.toml $(PINNED)
 	$(PYTHON) -m venv $(VENV)
 	PIP_CONSTRAINT=$(PINNED) PIP_BUILD_CONSTRAINT=$(PINNED) \
-	  $(BIN)/python -m pip install --quiet --no-compile --editable ".[dev]"
+	  $(BIN)/python -m pip install --quiet --no-compile --editable ".[dev]" --editable ./papers
 	touch $@
 
 clean:

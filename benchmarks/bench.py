@@ -29,8 +29,8 @@ sys.path.append(str(HERE.parent / "src"))
 from workloads import WORKLOADS, load  # noqa: E402
 from workloads.base import Clock, Comparison, Conditions, as_row, from_row, matrix_rate  # noqa: E402
 
-from fedprism import devices  # noqa: E402
 from fedprism.errors import FedprismError  # noqa: E402
+from fedprism.runtime import devices  # noqa: E402
 
 FALLEN = 2 / 3
 """A ratio below this part of the stored one is warned about: machines are noisy."""

@@ -27,13 +27,13 @@ from workloads.base import Clock, best_of, timed
 from workloads.published_separation import OBJECTIVE, SAMPLE, published_seconds
 
 import fedprism as fp
-from fedprism import devices
 from fedprism.attacks import CocktailParty
+from fedprism.evaluation.scoring import match
 from fedprism.metrics import lpips, psnr
 from fedprism.randomness import generator
-from fedprism.recipes.base import Settings
-from fedprism.recipes.victims import Victim, fc2_cifar10, fc2_tiny_imagenet
-from fedprism.scoring import match
+from fedprism.runtime import devices
+from fedprism_papers.shared.base import Settings
+from fedprism_papers.shared.victims import Victim, fc2_cifar10, fc2_tiny_imagenet
 
 EXACT, SEPARATED = CocktailParty(), CocktailParty(exact=False)
 PUBLISHED = CocktailParty(objective=OBJECTIVE, exact=False, bias_scale=False)
@@ -137,8 +137,10 @@ def _measure(victim: Victim, settings: Settings, size: int, number: int, **scena
         matched = match(found, truth)
         folder = None if settings.data_dir is None else settings.data_dir / "weights"
         measured[name] = {
-            "psnr": psnr(matched.found, matched.truth).tolist(),
-            "lpips": float(lpips(matched.found.float(), matched.truth.float(), net="vgg", weights_dir=folder).mean()),
+            "psnr": psnr(matched.recovered, matched.truth).tolist(),
+            "lpips": float(
+                lpips(matched.recovered.float(), matched.truth.float(), net="vgg", weights_dir=folder).mean()
+            ),
             _seconds(): seconds,
             "status": found.status,
             "exact": found.diagnostics["exact"],
@@ -174,7 +176,7 @@ def _published(victim: Victim, settings: Settings) -> dict[str, object]:
 
 def _mean_psnr(found: fp.Reconstruction, truth: fp.Truth) -> float:
     matched = match(found, truth)
-    return float(psnr(matched.found, matched.truth).mean())
+    return float(psnr(matched.recovered, matched.truth).mean())
 
 
 def _seconds() -> str:

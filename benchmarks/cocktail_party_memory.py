@@ -25,11 +25,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 
-from fedprism import devices
 from fedprism.randomness import generator, seeded_layers
-from fedprism.recipes.base import Settings
-from fedprism.recipes.victims import vgg16_imagenet
-from fedprism.solvers import Behind, exact_batch
+from fedprism.runtime import devices
+from fedprism.solvers import Downstream, exact_batch
+from fedprism_papers.shared.base import Settings
+from fedprism_papers.shared.victims import vgg16_imagenet
 
 CLASSES = 1000
 ACTIVE = 0.16
@@ -103,13 +103,13 @@ def _measure(features: Tensor, units: int, device: str | None) -> dict[str, obje
     loss = cross_entropy(tail(first(features.to(place))), labels.to(place))
     weight_grad, bias_grad = torch.autograd.grad(loss, [first.weight, first.bias])
     tail = tail.double().requires_grad_(False)
-    behind = Behind(network=tail, loss=cross_entropy, weight=first.weight.detach(), bias=first.bias.detach())
+    downstream = Downstream(network=tail, loss=cross_entropy, weight=first.weight.detach(), bias=first.bias.detach())
     del loss
     before = _memory(place)
     if place.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     start = time.perf_counter()
-    found = exact_batch(weight_grad, bias_grad, behind, components=len(features))
+    found = exact_batch(weight_grad, bias_grad, downstream, components=len(features))
     inputs = found.inputs.cpu()
     seconds = time.perf_counter() - start
     peak = torch.cuda.max_memory_allocated() / MEBIBYTE if place.type == "cuda" else _memory(place)

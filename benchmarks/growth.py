@@ -29,19 +29,20 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 sys.path.append(str(HERE.parent / "src"))
 
+from pairwise_metrics import ssim_matrix  # noqa: E402
 from workloads.base import pictures, settle  # noqa: E402
 
 import fedprism as fp  # noqa: E402
-from fedprism import devices  # noqa: E402
-from fedprism.attacks import Attack, CocktailParty, GradientMatching, Labels, SideBySide  # noqa: E402
+from fedprism.attacks import Attack, CocktailParty, GradientMatching, Labels  # noqa: E402
 from fedprism.attacks.base import joined  # noqa: E402
-from fedprism.metrics import ssim_matrix  # noqa: E402
 from fedprism.randomness import generator  # noqa: E402
-from fedprism.recipes.charts import line_chart  # noqa: E402
-from fedprism.recipes.planted_participation import Federation, plant  # noqa: E402
+from fedprism.runtime import devices  # noqa: E402
 from fedprism.solvers import decode_mixtures, invert_features, label_counts, midpoint, recover_participation  # noqa: E402
-from fedprism.solvers.features import FeatureInversion  # noqa: E402
+from fedprism.solvers.matching.features import FeatureInversion  # noqa: E402
 from fedprism.solvers.windows import Lattice, Smoothest, extremes  # noqa: E402
+from fedprism_papers.disaggregation.planted_participation import Federation, plant  # noqa: E402
+from fedprism_papers.mixing_gradients.side_by_side import SideBySide  # noqa: E402
+from fedprism_papers.shared.charts import line_chart  # noqa: E402
 
 ITERATIONS = 20
 SIDE = 32

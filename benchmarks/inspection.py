@@ -51,10 +51,10 @@ from inspected_models import (
 from other_kinds import other_kinds
 
 import fedprism as fp
+from fedprism.files.tensors import TensorFile, write_tensors
 from fedprism.inspection import inspect
 from fedprism.inspection.jumps import jumps
 from fedprism.randomness import generator
-from fedprism.tensors import TensorFile, write_tensors
 from fedprism.types import Update
 
 PLAIN = ("noise 0", "of few", "trained before", "units in random order", "dump class")

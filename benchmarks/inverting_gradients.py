@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import fedprism as fp
-from fedprism import devices
+from fedprism.runtime import devices
 
 HERE = Path(__file__).resolve().parent
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
@@ -115,7 +115,7 @@ def main() -> None:
         observation, truth = fp.simulate(scenario, fp.threats.honest_but_curious.granting("labels"))
         for name, command, tv, extra in tools:
             with tempfile.TemporaryDirectory() as folder:
-                capture = fp.io.save(observation, Path(folder) / "capture")
+                capture = fp.captures.save(observation, Path(folder) / "capture")
                 options = ["--iterations", str(args.iterations), "--tv", str(tv), "--device", device, *extra]
                 start = time.perf_counter()
                 result = run_tool(command, capture, args.workers, len(batch), options)

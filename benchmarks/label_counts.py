@@ -19,12 +19,12 @@ import torch
 from torch import nn
 
 import fedprism as fp
-from fedprism.attacks.inferring import inferred_labels
-from fedprism.attacks.structure import trace
-from fedprism.recipes import Settings
-from fedprism.recipes.gradattack import ATTACKED_BATCH, Data, attacked_network, data_of
-from fedprism.recipes.gradattack_labels import BATCHES, compose, in_common
+from fedprism.attacks.gradient_matching.inferring import inferred_labels
+from fedprism.network.network_map import network_map
 from fedprism.solvers import label_counts
+from fedprism_papers import Settings
+from fedprism_papers.gradattack.inversion import ATTACKED_BATCH, Data, attacked_network, data_of
+from fedprism_papers.gradattack.labels import BATCHES, compose, in_common
 
 SIZES = (4, 8, 16, 32)
 STEPS = {50: (1, 50 * ATTACKED_BATCH), 748: (4, None)}
@@ -36,10 +36,12 @@ def networks(data_dir: str | None) -> Iterator[tuple[str, Data, nn.Module]]:
     yield "small network of the quick forms", data_of(quick), attacked_network(data_of(quick), quick)
     if data_dir is None:
         return
-    narrow = Settings(narrow=True, device="cpu", data_dir=data_dir)
+    settings = Settings(device="cpu", data_dir=data_dir)
+    wide = data_of(settings)
+    quarter = wide._replace(network=lambda seed: fp.models.build("resnet18", classes=10, width=16, seed=seed))
     for steps, (epochs, images) in STEPS.items():
-        data = data_of(narrow)._replace(attacked_epochs=epochs, attacked_images=images)
-        yield f"quarter of ResNet-18, {steps} steps", data, attacked_network(data, narrow)
+        trained = quarter._replace(attacked_epochs=epochs, train=wide.train[:images])
+        yield f"quarter of ResNet-18, {steps} steps", quarter, attacked_network(trained, settings)
 
 
 def main() -> None:
@@ -62,7 +64,7 @@ def main() -> None:
                     seen, _ = fp.simulate(scenario, fp.threats.honest_but_curious, device="cpu")
                     last = list(seen.rounds[0].update.values())[-1]
                     signs += in_common(label_counts(last, size).labels, batch.labels)
-                    found = inferred_labels(seen, seen.rounds[0], size, trace(seen))
+                    found = inferred_labels(seen, seen.rounds[0], size, network_map(seen))
                     counted += in_common(found.labels, batch.labels)
                 total = size * args.batches
                 rows.append(

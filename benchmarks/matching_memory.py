@@ -28,8 +28,8 @@ sys.path.append(str(HERE.parent / "src"))
 from workloads.base import pictures, settle  # noqa: E402
 
 import fedprism as fp  # noqa: E402
-from fedprism import devices  # noqa: E402
 from fedprism.attacks import Engine, GradientMatching, Labels, TotalVariation  # noqa: E402
+from fedprism.runtime import devices  # noqa: E402
 
 GIB = 2**30
 FEW = 4
@@ -51,8 +51,7 @@ def measure(
             labels=Labels.KNOWN,
             priors=(TotalVariation(1e-4),),
             iterations=count,
-            engine=Engine(tf32=tf32),
-            memory=int(gib * GIB) or None,
+            engine=Engine(tf32=tf32, memory=int(gib * GIB) or None),
         )
         if device.type == "cuda":
             torch.cuda.empty_cache()

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import fedprism as fp
 from fedprism import losses
-from fedprism.solvers import Behind, exact_batch
+from fedprism.solvers import Downstream, exact_batch
 
 SIZES = (8, 16, 32)
 UNITS = 256
@@ -62,11 +62,11 @@ def gain(images: fp.data.ImageSet, size: int, alteration: fp.defenses.Defense, s
     layer, head = model[1], model[2:]
     loss = nn.functional.cross_entropy(head(layer(inputs)), batch.labels)
     weight_grad, bias_grad = altered(list(torch.autograd.grad(loss, (layer.weight, layer.bias))), alteration, seed)
-    behind = Behind(
+    downstream = Downstream(
         network=head.double(), loss=losses.cross_entropy, weight=layer.weight.detach(), bias=layer.bias.detach()
     )
     box = torch.zeros(1, inputs.shape[1]), torch.ones(1, inputs.shape[1])
-    found = exact_batch(weight_grad, bias_grad, behind, components=size, image_shape=shape, box=box)
+    found = exact_batch(weight_grad, bias_grad, downstream, components=size, image_shape=shape, box=box)
     return decibels(found.inputs, inputs) - decibels(found.separation.sources, inputs)
 
 

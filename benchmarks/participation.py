@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
-from fedprism import devices
 from fedprism.randomness import generator
-from fedprism.recipes.planted_participation import Federation, Planted, plant, program_seconds
+from fedprism.runtime import devices
 from fedprism.solvers import recover_participation
+from fedprism_papers.disaggregation.planted_participation import Federation, Planted, plant, program_seconds
 
 
 def main() -> None:

@@ -19,16 +19,37 @@ from pathlib import Path
 import torch
 
 import fedprism as fp
-from fedprism import demo
 
 RESULTS = Path(__file__).parent / "results" / "rounding.json"
 SEEDS = range(5)
 NOISES = (0.0, 1e-6, 1e-5, 1e-4, 3e-4, 1e-3, 3e-3)
 
 
-def demo_cases(seed: int) -> Iterator[tuple[str, float]]:
-    for outcome in demo.audit(seed=seed):
-        yield f"demo: {outcome.case.title}", outcome.psnr
+def small_networks(seed: int) -> Iterator[tuple[str, float]]:
+    """One attack with one budget on an update without and with defenses, on three small networks."""
+    photos = fp.data.load("photos", size=32, crops=1)
+    shape = {"input_shape": (3, 32, 32), "classes": 10}
+    dense = fp.models.build("fc2", seed=seed, hidden=256, **shape)
+    single = fp.models.uniform_(fp.models.build("lenet", **shape), seed=seed)
+    wide = fp.models.build("lenet", seed=seed, width=32, activation="relu", **shape)
+    inversion, matching = fp.attacks.dense_inversion(), dataclasses.replace(fp.attacks.idlg(), iterations=150)
+    smooth = dataclasses.replace(
+        fp.attacks.inverting_gradients(), iterations=600, priors=(fp.attacks.TotalVariation(0.01),)
+    )
+    prune, noise = fp.defenses.Prune, fp.defenses.GaussianNoise
+    cases = (
+        ("8 photos, no defense", dense, range(8), inversion, fp.chain(), ()),
+        ("8 photos, pruning 90%", dense, range(8), inversion, prune(0.9), ()),
+        ("8 photos, noise 0.03", dense, range(8), inversion, noise(0.03), ()),
+        ("1 photo, no defense", single, [1], matching, fp.chain(), ()),
+        ("1 photo, noise 0.003", single, [1], matching, noise(0.003), ()),
+        ("1 photo, wide, no defense", wide, [1], smooth, fp.chain(), ()),
+        ("1 photo, wide, pruning 97%", wide, [1], smooth, prune(0.97), ()),
+        ("1 photo, wide, pruning 97%, attacker knows it", wide, [1], smooth, prune(0.97), ("defense",)),
+    )
+    for title, model, images, attack, defense, grants in cases:
+        scenario = fp.Scenario(model=model, clients=[photos.batch(images)], defense=defense)
+        yield f"small networks: {title}", psnr(attack, scenario, seed, *grants)
 
 
 def dense_inversion_under_noise(seed: int) -> Iterator[tuple[str, float]]:
@@ -55,7 +76,7 @@ def gradient_matching(seed: int) -> Iterator[tuple[str, float]]:
                 yield f"inverting gradients, pruning {ratio:.0%}{told}", psnr(attack, scenario, seed, *known)
 
 
-STUDIES = {"dense": dense_inversion_under_noise, "matching": gradient_matching, "demo": demo_cases}
+STUDIES = {"dense": dense_inversion_under_noise, "matching": gradient_matching, "small": small_networks}
 
 
 def psnr(attack: fp.attacks.Attack, scenario: fp.Scenario, seed: int, *grants: str) -> float:

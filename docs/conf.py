@@ -65,7 +65,7 @@ def _escaped(line: str) -> str:
 
 def in_its_place(app: Sphinx, what: str, name: str, thing: object, skip: bool, options: object) -> bool | None:
     """Solvers that other modules hand on are described on their own page only."""
-    solver = str(getattr(thing, "__module__", "")).startswith("fedprism.solvers")
+    solver = str(getattr(thing, "__module__", "")).startswith(("fedprism.solvers", "fedprism.runtime"))
     return True if solver and app.env.docname != "api-solvers" else None
 
 

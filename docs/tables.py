@@ -1,8 +1,8 @@
-"""Writes the tables of docs/choosing.md from the code, and those of docs/performance.md from benchmarks/results.
+"""Writes the tables of docs/choosing.md and docs/design.md from the code, those of docs/performance.md from results.
 
     python docs/tables.py
 
-A test finds a page for choosing that is behind.
+A test finds a page that is behind the code.
 
 What an attack needs, uses and says is read off it; what it works on is told here, and an attack without an entry ends
 this program with the name of what is missing.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import sys
 from collections.abc import Callable, Iterable
 from enum import StrEnum
 from pathlib import Path
@@ -19,7 +20,7 @@ from pathlib import Path
 from fedprism.attacks import ATTACKS, Attack
 from fedprism.attacks.class_fishing import FishingStatus
 from fedprism.attacks.imprint import ImprintStatus
-from fedprism.attacks.mkor_reading import ReadingStatus
+from fedprism.attacks.mkor.reading import ReadingStatus
 from fedprism.defenses import DEFENSES, Defense
 from fedprism.solvers import DecodeStatus, DenseStatus, ExactStatus, MatchingStatus, UnmixStatus, UserStatus
 from fedprism.solvers.properties import PropertyStatus
@@ -27,7 +28,11 @@ from fedprism.solvers.windows import WindowStatus
 from fedprism.threats import THREATS
 
 HERE = Path(__file__).parent
-CHOOSING, PERFORMANCE = HERE / "choosing.md", HERE / "performance.md"
+sys.path.append(str(HERE.parent / "tests"))
+
+import rooms  # noqa: E402
+
+CHOOSING, PERFORMANCE, DESIGN = HERE / "choosing.md", HERE / "performance.md", HERE / "design.md"
 RESULTS = HERE.parent / "benchmarks" / "results"
 
 ANY_NETWORK = "any differentiable network; gradients and FedAvg deltas"
@@ -183,6 +188,7 @@ def matching_memory() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "rooms": rooms.table,
     "attacks": attacks,
     "defenses": defenses,
     "statuses": statuses,
@@ -205,5 +211,5 @@ def filled(page: str) -> str:
 
 
 if __name__ == "__main__":
-    for written in (CHOOSING, PERFORMANCE):
+    for written in (CHOOSING, PERFORMANCE, DESIGN):
         written.write_text(filled(written.read_text()))

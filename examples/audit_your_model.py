@@ -24,7 +24,7 @@ def main() -> None:
                 f"{cell['attack']:>15}, batch of {cell['batch_size']}, {cell['defense']}: {columns['mean']:.0%} of the "
                 f"columns came back, {columns['null']:.0%} without any attack"
             )
-        print(f"{len(found)} records; {sum(finished.outcome == 'failed' for finished in found)} failed")
+        print(f"{len(found)} records; {sum(outcome.state == 'failed' for outcome in found)} failed")
 
 
 if __name__ == "__main__":

@@ -34,10 +34,10 @@ def write_by_hand(folder: Path, params: dict[str, torch.Tensor], update: dict[st
 
 with tempfile.TemporaryDirectory() as root:
     seen = observation.rounds[0]
-    saved = fp.io.save(observation, Path(root) / "saved")
+    saved = fp.captures.save(observation, Path(root) / "saved")
     by_hand = write_by_hand(Path(root) / "by-hand", dict(seen.params), dict(seen.update))
     for folder in (saved, by_hand):
-        captured = fp.io.load(folder)
+        captured = fp.captures.load(folder)
         reconstruction = fp.run(fp.attacks.dense_inversion(), captured, seed=0)
         print(f"{captured.source}: {reconstruction.status}")
         # A capture holds no truth, so there is no score: only how much of the update stays unexplained.

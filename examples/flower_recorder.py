@@ -46,7 +46,7 @@ def recorded(client: ClientApp, capture: Path) -> None:
 
     (server := ServerApp()).main()(main)
     run_simulation(server, client, num_supernodes=3, backend_config={"client_resources": {"num_cpus": 1}})
-    found = fp.run(fp.then(fp.attacks.PerClient(), fp.attacks.dense_inversion()), fp.io.load(capture))
+    found = fp.run(fp.attacks.dense_inversion(), fp.captures.load(capture))
     print(f"{capture.name}: {found.status}", *(f.sentence for f in flower.load_findings(capture)), sep="\n  ")
 
 

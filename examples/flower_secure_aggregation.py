@@ -36,24 +36,25 @@ class Client(NumPyClient):
 class Frozen(strategy.FedAvg):
     def configure_fit(self, server_round, *rest, **named):
         asked = sorted(super().configure_fit(server_round, *rest, **named), key=lambda pair: pair[0].node_id)
-        return asked[: server_round % 4] + asked[server_round % 4 + 1 :]  # three of the four clients
+        return [pair for number, pair in enumerate(asked) if number != server_round % 4]  # three of the four clients
 
     def aggregate_fit(self, server_round, results, failures):
         return None, {}  # the model stays as it is
 
 
-client = ClientApp(lambda context: Client(context.node_config["partition-id"]).to_client(), mods=[mod.secaggplus_mod])
+client = ClientApp(lambda node: Client(node.node_config["partition-id"]).to_client(), mods=[mod.secaggplus_mod])
 first = ndarrays_to_parameters([tensor.numpy() for tensor in model.state_dict().values()])
 frozen = Frozen(min_fit_clients=4, min_available_clients=4, fraction_evaluate=0.0, initial_parameters=first)
-with tempfile.TemporaryDirectory() as folder:
+with tempfile.TemporaryDirectory() as place:
 
     def main(grid, context):
-        grid = flower.RecordingGrid(grid, f"{folder}/run", model=model, knowledge=known)  # the one line to add
-        legacy = LegacyContext(context, ServerConfig(num_rounds=4), frozen)
-        workflow.DefaultWorkflow(workflow.SecAggPlusWorkflow(3, 2, max_weight=1.0))(grid, legacy)
+        grid = flower.RecordingGrid(grid, f"{place}/run", model=model, knowledge=known)  # the one line to add
+        rounds = LegacyContext(context, ServerConfig(num_rounds=4), frozen)
+        workflow.DefaultWorkflow(workflow.SecAggPlusWorkflow(3, 2, max_weight=1.0))(grid, rounds)
 
     (server := ServerApp()).main()(main)
     run_simulation(server, client, num_supernodes=4, backend_config={"client_resources": {"num_cpus": 1}})
-    found = fp.run(fp.then(fp.attacks.disaggregation(), fp.attacks.dense_inversion()), fp.io.load(f"{folder}/run"))
-    print(*(finding.sentence for finding in flower.load_findings(f"{folder}/run")), found.status, sep="\n")
-print("PSNR in dB:", [int(fp.metrics.psnr(found.inputs, photos.batch([n] * 4).inputs).max()) for n in range(4)])
+    split = fp.then(fp.attacks.disaggregation(), fp.attacks.dense_inversion())
+    answer = fp.run(split, fp.captures.load(f"{place}/run"))
+    print(*(finding.sentence for finding in flower.load_findings(f"{place}/run")), answer.status, sep="\n")
+print("PSNR in dB:", [int(fp.metrics.psnr(answer.inputs, photos.batch([n] * 4).inputs).max()) for n in range(4)])

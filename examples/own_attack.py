@@ -8,7 +8,7 @@ import fedprism as fp
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class MeanImage(fp.attacks.Attack):
+class MeanImage(fp.attacks.UpdateAttack):
     """A baseline that looks at no update. An attack that does no better has learned nothing about the samples."""
 
     brightness: float = 1.0
@@ -17,7 +17,7 @@ class MeanImage(fp.attacks.Attack):
     def needs(self) -> frozenset[str]:
         return frozenset({"public_data", "batch_size"})
 
-    def run(self, observation: fp.Observation, rng: torch.Generator) -> fp.Reconstruction:
+    def attack_update(self, observation: fp.Observation, rng: torch.Generator) -> fp.Reconstruction:
         knowledge = observation.knowledge
         mean = self.brightness * knowledge.public_data.inputs.mean(0, keepdim=True)
         return fp.Reconstruction(

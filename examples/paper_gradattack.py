@@ -30,7 +30,7 @@ batch = photos.draw(4, torch.Generator().manual_seed(0), unique_labels=True)
 def quality(attack: fp.attacks.GradientMatching, *granted: str, defense: fp.defenses.Defense | None = None) -> float:
     scenario = fp.Scenario(model=model, clients=[batch], defense=defense or fp.chain())
     observation, truth = fp.simulate(scenario, fp.threats.honest_but_curious.granting(*granted), seed=0)
-    short = replace(attack, iterations=120, restarts=1, race=0.0, labels=Labels.KNOWN)
+    short = replace(attack, iterations=120, starts=fp.attacks.Starts(), labels=Labels.KNOWN)
     return fp.score(fp.run(short, observation, seed=0), truth, metrics=("psnr",)).mean("psnr")
 
 

@@ -25,6 +25,3 @@ def leak(defense: fp.defenses.Defense) -> float:
 for defense in (fp.chain(), fp.defenses.Prune(0.9), fp.defenses.Prune(0.999), fp.defenses.GaussianNoise(0.1)):
     cost = utility.measure(network, train, test, defense, epochs=8, batch_size=50, lr=0.1, seeds=(0, 1, 2))
     print(f"{cost}; an attack comes to {leak(defense):.0f} dB")
-
-hours = utility.attack_cost(5_000)
-print(f"Undoing InstaHide on 5,000 images: {hours.total:.2f} GPU hours, {hours.pairing:.0f} of them to find pairs.")

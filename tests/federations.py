@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import fedprism as fp
-from fedprism.client import local_update
+from fedprism.client.update import local_update
 from fedprism.losses import cross_entropy
 from fedprism.randomness import generator, seeded_layers
 from fedprism.types import Update

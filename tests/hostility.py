@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import fedprism as fp
-from fedprism.attacks import GradientMatching, Labels, PerClient, then
+from fedprism.attacks import GradientMatching, Labels
 from fedprism.errors import FedprismError
 
 Mutation = Callable[[Path], None]
@@ -35,8 +35,7 @@ ATTACKS = (
     GradientMatching(iterations=2),
     GradientMatching(iterations=2, labels=Labels.JOINT),
     GradientMatching(iterations=2, labels=Labels.KNOWN, unroll=False),
-    then(PerClient(), fp.attacks.dense_inversion()),
-    then(PerClient(), GradientMatching(iterations=2, labels=Labels.KNOWN)),
+    GradientMatching(iterations=2, labels=Labels.KNOWN),
 )
 
 
@@ -65,7 +64,7 @@ def normalised() -> nn.Module:
 
 def captured(folder: Path, threat: fp.ThreatModel, **changes: Any) -> None:
     scenario = fp.Scenario(**{"model": fc2(), "clients": [batch()], **changes})
-    fp.io.save(fp.simulate(scenario, threat)[0], folder)
+    fp.captures.save(fp.simulate(scenario, threat)[0], folder)
 
 
 KNOWING = fp.threats.honest_but_curious.granting("labels", "defense")
@@ -138,7 +137,7 @@ def assert_sentence(error: FedprismError) -> None:
 def attacked(folder: Path, model: nn.Module | None = None) -> None:
     """Load the capture and attack it: each step may refuse in one sentence and may do nothing else."""
     try:
-        observation = fp.io.load(folder, model=model)
+        observation = fp.captures.load(folder, model=model)
     except FedprismError as error:
         assert_sentence(error)
         return

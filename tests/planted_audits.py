@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from fedprism import results
 from fedprism.audit import Audit, load_audit
+from fedprism.files import json_text
 
 VERSIONS = {"fedprism": "0.0", "torch": "2.6", "python": "3.11"}
 NAMED: dict[str, Any] = {
@@ -105,7 +105,7 @@ def plant(
             cell = {**entry["cell"], "seed": seed}
             record = _record(cell, entry, 0 if pictures is None else len(pictures))
             records.append(record)
-            (folder / "records" / f"{record['id']}.json").write_bytes(results.as_json(record))
+            (folder / "records" / f"{record['id']}.json").write_bytes(json_text.as_json(record))
             if pictures is not None:
                 kept = {"recovered": pictures.flip(2).contiguous()}
                 if entry["cell"]["kind"] != "capture":
@@ -123,7 +123,7 @@ def plant(
         "summary": list(entries),
         "records": records,
     }
-    (folder / "results.json").write_bytes(results.as_json(found))
+    (folder / "results.json").write_bytes(json_text.as_json(found))
     return load_audit(folder)
 
 
@@ -152,5 +152,5 @@ def _record(cell: Mapping[str, Any], entry: Mapping[str, Any], pictures: int) ->
         "record": record if outcome == "done" else None,
         "baselines": {},
     }
-    plain = json.loads(results.as_json(found))
+    plain = json.loads(json_text.as_json(found))
     return {**plain, "digest": hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]}

@@ -18,7 +18,7 @@ def world(tmp_path: Path, photos: fp.data.ImageSet, rng: torch.Generator) -> tup
     model = fp.models.build("fc2", input_shape=(3, 32, 32), hidden=16, classes=10, seed=0)
     scenario = fp.Scenario(model=model, clients=[photos.draw(3, rng, unique_labels=True)])
     observation, truth = fp.simulate(scenario, fp.threats.honest_but_curious)
-    return fp.io.save(observation, tmp_path / "capture"), fp.save_truth(truth, tmp_path / "truth"), truth
+    return fp.captures.save(observation, tmp_path / "capture"), fp.save_truth(truth, tmp_path / "truth"), truth
 
 
 def test_round_trip(world: tuple[Path, Path, fp.Truth]) -> None:

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 import fedprism as fp
-from fedprism.attacks import Labels, PerClient, TotalVariation
+from fedprism.attacks import Labels, TotalVariation, split_updates
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("capture")
@@ -24,7 +24,7 @@ args = parser.parse_args()
 
 torch.backends.cudnn.allow_tf32 = False
 shard, shards = map(int, args.shard.split("/"))
-parts = PerClient().reduce(fp.io.load(args.capture))
+parts = split_updates(fp.captures.load(args.capture))
 attack = dataclasses.replace(
     fp.attacks.inverting_gradients(),
     iterations=args.iterations,

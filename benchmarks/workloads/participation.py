@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import torch
 
 from fedprism.randomness import generator
-from fedprism.recipes.planted_participation import Federation, Planted, plant, program_seconds
 from fedprism.solvers import recover_participation
 from fedprism.solvers.participation.subspace import signal_space
+from fedprism_papers.disaggregation.planted_participation import Federation, Planted, plant, program_seconds
 from workloads.base import Clock, Comparison, Conditions, best_of, timed
 
 USERS = (64, 256, 1024)

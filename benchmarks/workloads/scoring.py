@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import torch
+from pairwise_metrics import lpips_matrix, ssim_matrix
 from torch import Tensor
 
-from fedprism.metrics import LpipsUnavailable, lpips, lpips_matrix, ssim, ssim_matrix
+from fedprism.metrics import LpipsUnavailable, lpips, ssim
 from workloads.base import Comparison, Conditions, best_of, matrix_rate, operations, pictures, timed
 
 COUNT, SIDE = 256, 32

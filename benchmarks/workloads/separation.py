@@ -17,12 +17,12 @@ from torch import Tensor
 
 import fedprism as fp
 from fedprism.attacks import CocktailParty
+from fedprism.evaluation.scoring import match
 from fedprism.metrics import psnr
 from fedprism.randomness import generator
-from fedprism.recipes.base import Settings
-from fedprism.recipes.victims import Victim, fc2_cifar10, fc2_photos, fc2_tiny_imagenet
-from fedprism.scoring import match
 from fedprism.types import Reconstruction
+from fedprism_papers.shared.base import Settings
+from fedprism_papers.shared.victims import Victim, fc2_cifar10, fc2_photos, fc2_tiny_imagenet
 from workloads.base import Comparison, Conditions, best_of, timed
 from workloads.published_separation import OBJECTIVE, published_seconds
 
@@ -54,7 +54,7 @@ def _compare(conditions: Conditions, victim: Victim, size: int) -> Iterator[Comp
 
     def quality(found: Reconstruction) -> str:
         matched = match(found, truth)
-        return f"{float(psnr(matched.found, matched.truth).clamp(max=200).mean()):.1f} dB"
+        return f"{float(psnr(matched.recovered, matched.truth).clamp(max=200).mean()):.1f} dB"
 
     ours, found = best_of(3, conditions.device, lambda: run(CocktailParty()))
     row = {"workload": NAME, "size": f"{victim.name}, n = {size}", "ours": ours, "quality": quality(found)}

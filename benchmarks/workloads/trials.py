@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import torch
 
 import fedprism as fp
-from fedprism.attacks import GradientMatching, Labels, SideBySide, TotalVariation
+from fedprism.attacks import GradientMatching, Labels, TotalVariation
 from fedprism.attacks.base import joined
 from fedprism.metrics import psnr
+from fedprism_papers.mixing_gradients.side_by_side import SideBySide
 from workloads.base import Comparison, Conditions, matrix_rate, operations, pictures, timed
 
 TRIALS, SIDE = 64, 32

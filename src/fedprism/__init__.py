@@ -17,53 +17,53 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedprism import (
-        accounting,
         attacks,
         audit,
+        captures,
         client,
         data,
         defenses,
         errors,
-        executing,
         inspection,
-        io,
         losses,
         metrics,
         models,
         report,
+        runtime,
         solvers,
         threats,
         types,
         utility,
     )
     from fedprism.attacks.base import then
-    from fedprism.client import FedAvg, FedSGD, local_update
+    from fedprism.client.update import FedAvg, FedSGD, local_update
     from fedprism.defenses.base import chain
     from fedprism.errors import FedprismError, MissingKnowledge, NotApplicable
-    from fedprism.running import residual, run
-    from fedprism.scoring import Scores, load_truth, match, save_truth, score, score_participation, score_updates
-    from fedprism.simulation import Scenario, simulate
+    from fedprism.evaluation.residuals import residual
+    from fedprism.evaluation.scoring import Scores, match, score, score_participation, score_updates
+    from fedprism.runner import run
+    from fedprism.simulation.federation import simulate
+    from fedprism.simulation.scenario import Scenario
     from fedprism.threats import ThreatModel
-    from fedprism.truth import Truth
+    from fedprism.truth import Truth, load_truth, save_truth
     from fedprism.types import Batch, Knowledge, Observation, Reconstruction, Record, Round
 
 __version__ = "0.1.0"
 
 _MODULES = {
-    "accounting",
     "attacks",
     "audit",
+    "captures",
     "client",
     "data",
     "defenses",
     "errors",
-    "executing",
     "inspection",
-    "io",
     "losses",
     "metrics",
     "models",
     "report",
+    "runtime",
     "solvers",
     "threats",
     "types",
@@ -71,26 +71,26 @@ _MODULES = {
 }
 _HOME = {
     "then": "attacks.base",
-    "FedAvg": "client",
-    "FedSGD": "client",
-    "local_update": "client",
+    "FedAvg": "client.update",
+    "FedSGD": "client.update",
+    "local_update": "client.update",
     "chain": "defenses.base",
     "FedprismError": "errors",
     "MissingKnowledge": "errors",
     "NotApplicable": "errors",
-    "residual": "running",
-    "run": "running",
-    "Scores": "scoring",
-    "load_truth": "scoring",
-    "match": "scoring",
-    "save_truth": "scoring",
-    "score": "scoring",
-    "score_participation": "scoring",
-    "score_updates": "scoring",
-    "Scenario": "simulation",
-    "simulate": "simulation",
+    "residual": "evaluation.residuals",
+    "run": "runner",
+    "Scenario": "simulation.scenario",
+    "simulate": "simulation.federation",
     "ThreatModel": "threats",
+    "load_truth": "truth",
+    "save_truth": "truth",
     "Truth": "truth",
+    "Scores": "evaluation.scoring",
+    "match": "evaluation.scoring",
+    "score": "evaluation.scoring",
+    "score_participation": "evaluation.scoring",
+    "score_updates": "evaluation.scoring",
     "Batch": "types",
     "Knowledge": "types",
     "Observation": "types",
@@ -115,17 +115,15 @@ __all__ = [
     "Scores",
     "ThreatModel",
     "Truth",
-    "accounting",
     "attacks",
     "audit",
+    "captures",
     "chain",
     "client",
     "data",
     "defenses",
     "errors",
-    "executing",
     "inspection",
-    "io",
     "load_truth",
     "local_update",
     "losses",
@@ -135,6 +133,7 @@ __all__ = [
     "report",
     "residual",
     "run",
+    "runtime",
     "save_truth",
     "score",
     "score_participation",

@@ -17,7 +17,9 @@ _REPR = reprlib.Repr()
 _REPR.maxstring = 80  # long enough for the names of parameters
 
 MOST_LENGTH = 65536
+"""Of one dimension of a shape that a file states: no model of the table needs a longer one."""
 MOST_ELEMENTS = 2**28
+"""Of such a shape in all: 1 GiB of single precision."""
 
 
 def shown(value: object) -> str:

@@ -45,6 +45,11 @@ def resolve(loss: str | LossFn) -> LossFn:
     return LOSSES[loss]
 
 
+def is_cross_entropy(loss: str | LossFn | None) -> bool:
+    """Whether the loss is known to be cross-entropy."""
+    return loss is not None and name_of(loss) == "cross_entropy"
+
+
 def name_of(loss: str | LossFn) -> str | None:
     """The table name of a loss, or None for a function that is not in the table."""
     if isinstance(loss, str):

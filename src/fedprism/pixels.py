@@ -1,4 +1,4 @@
-"""Model inputs as pixels: one conversion for pictures and for scores."""
+"""Model inputs as pixels and back: one conversion for pictures, scores and attacks."""
 
 from __future__ import annotations
 
@@ -23,6 +23,14 @@ def to_pixels(inputs: Tensor, bounds: tuple[float, float] | None, normalization:
         return stretched(pixels)
     low, high = bounds
     return ((pixels - low) / (high - low)).clamp(0, 1)
+
+
+def to_inputs(pixels: Tensor, normalization: Normalization | None) -> Tensor:
+    """Pixels (batch, channels, ...) within the bounds as the model is fed them."""
+    if normalization is None:
+        return pixels
+    mean, std = (pixels.new_tensor(part).view(1, -1, *[1] * (pixels.dim() - 2)) for part in normalization)
+    return (pixels - mean) / std
 
 
 def stretched(samples: Tensor) -> Tensor:

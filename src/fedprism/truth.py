@@ -14,7 +14,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedprism.errors import BadInput
-from fedprism.tensors import TensorFile, write_bytes
+from fedprism.files.tensors import TensorFile, write_bytes
 from fedprism.types import Update
 
 FILE = "truth.safetensors"
@@ -76,9 +76,9 @@ def save_truth(truth: Truth, folder: str | os.PathLike[str]) -> Path:
     for number, update in enumerate(truth.updates or ()):
         tensors.update({f"updates.{number}.{name}": tensor for name, tensor in (update or {}).items()})
     # Copies: safetensors refuses tensors that share memory, and clients may send one and the same.
-    own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     target.mkdir(parents=True, exist_ok=True)
-    write_bytes(target / FILE, save(own, {"about": about.model_dump_json()}))
+    write_bytes(target / FILE, save(copies, {"about": about.model_dump_json()}))
     return target
 
 
@@ -121,7 +121,7 @@ def _participation(file: TensorFile) -> Tensor | None:
 
 def _updates(file: TensorFile, clients: int) -> tuple[Update | None, ...]:
     """The tensors `updates.CLIENT.NAME`, by client."""
-    found: list[dict[str, Tensor]] = [{} for _ in range(clients)]
+    updates: list[dict[str, Tensor]] = [{} for _ in range(clients)]
     for key in file:
         field, _, rest = key.partition(".")
         number, _, name = rest.partition(".")
@@ -129,5 +129,5 @@ def _updates(file: TensorFile, clients: int) -> tuple[Update | None, ...]:
             continue
         if not number.isdecimal() or int(number) >= clients:
             raise BadInput(f"expected updates of {clients} clients in {FILE}, found another; write it again.")
-        found[int(number)][name] = file[key]
-    return tuple(update or None for update in found)
+        updates[int(number)][name] = file[key]
+    return tuple(update or None for update in updates)

@@ -63,11 +63,6 @@ class Round:
     buffers_before: Update | None = None
     buffers_after: Update | None = None
 
-    @property
-    def share(self) -> float:
-        """What the update is multiplied by to be the mean over its clients."""
-        return 1.0 / self.clients if self.reduction == "sum" else 1.0
-
 
 @dataclass(frozen=True, kw_only=True)
 class Knowledge:
@@ -75,7 +70,7 @@ class Knowledge:
 
     `batch_size` is the number of samples behind an update, a tuple with one entry a round where rounds differ;
     `examples` is what each client trains on in a round, one entry a client. `labels` belong to the one update, or are a
-    tuple: one entry a round where clients are seen one by one (`attacks.PerClient` hands each its part), one entry a
+    tuple: one entry a round where clients are seen one by one, one entry a
     client where several aggregates are seen. Under a defense that mixes samples they are those of the mixtures.
 
     `batchnorm_exact` belongs to the one update too, or is a tuple with one entry a round. `mixing` says of every
@@ -132,6 +127,12 @@ class Observation:
     subject: str | None = None
     source: str = ""
 
+    @property
+    def round(self) -> Round:
+        """The round of an observation of one update."""
+        (round,) = self.rounds
+        return round
+
     def granted(self) -> frozenset[str]:
         """Names of everything known: knowledge fields, and "model" and "trapdoor" where they are there."""
         extras = {name for name in ("model", "trapdoor") if getattr(self, name) is not None}
@@ -143,6 +144,7 @@ class Reconstruction:
     """What an attack got out of an observation.
 
     inputs (batch, *input_shape) in the model's input space; labels (batch,); owners names whose each input is.
+    `per_update` pairs each of several updates that were attacked one by one with its own answer.
     `ambiguity` declares what the attack cannot know; scoring may resolve these and nothing else.
     `knowledge_used` is filled in by the runner.
     """
@@ -153,6 +155,7 @@ class Reconstruction:
     updates: tuple[Update, ...] | None = None
     properties: Tensor | None = None
     owners: tuple[str, ...] | None = None
+    per_update: tuple[tuple[Observation, Reconstruction], ...] | None = None
     ambiguity: frozenset[Ambiguity] = frozenset()
     status: str = ""
     diagnostics: Mapping[str, Any] = field(default_factory=dict)
@@ -179,6 +182,13 @@ class Record:
 def is_soft(labels: Tensor) -> bool:
     """Whether labels are class probabilities (batch, classes) rather than class numbers (batch,)."""
     return labels.dtype.is_floating_point and labels.dim() == 2
+
+
+def same_tensors(first: Update, second: Update | None) -> bool:
+    """Whether two mappings hold the same numbers; the same object does without a look at them."""
+    if first is second or second is None:
+        return first is second
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
 def detached(update: Update) -> dict[str, Tensor]:

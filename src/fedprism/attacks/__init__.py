@@ -4,17 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fedprism.attacks.base import Attack, PerClient, Reduced, Reduction, Then, fitted, then
+from fedprism.attacks.base import (
+    Attack,
+    Circumstances,
+    Reduced,
+    Reduction,
+    Then,
+    UpdateAttack,
+    joined,
+    split_updates,
+    then,
+)
 from fedprism.attacks.class_fishing import ClassFishing, class_fishing
 from fedprism.attacks.cocktail_party import CocktailParty, cocktail_party
 from fedprism.attacks.curious_client import OtherClients, OthersStatus
 from fedprism.attacks.dense_inversion import DenseInversion, dense_inversion
 from fedprism.attacks.disaggregation import Disaggregation, disaggregation
 from fedprism.attacks.encodings import Encodings, instahide_decoding, mixup_decoding
-from fedprism.attacks.gradient_matching import GradientMatching, gaussian_start, uniform_start
-from fedprism.attacks.imprint import Imprint, imprint
-from fedprism.attacks.matching_labels import Labels
-from fedprism.attacks.matching_presets import (
+from fedprism.attacks.gradient_matching.attack import GradientMatching, gaussian_start, uniform_start
+from fedprism.attacks.gradient_matching.batchnorm import BatchNorm, Normalise, Pull
+from fedprism.attacks.gradient_matching.forward import input_box
+from fedprism.attacks.gradient_matching.labels import Labels
+from fedprism.attacks.gradient_matching.presets import (
     bn_exact,
     bn_infer,
     bn_proxy,
@@ -25,21 +36,21 @@ from fedprism.attacks.matching_presets import (
     mixing_l2,
     mixing_orthogonal,
 )
+from fedprism.attacks.gradient_matching.settings import KnownDefense, Starts
+from fedprism.attacks.imprint import Imprint, imprint
 from fedprism.attacks.mixed_samples import MixedSamples, mixup_at_once
-from fedprism.attacks.mkor import Mkor, mkor, mkor_inconspicuous
-from fedprism.attacks.mkor_filters import Disguise
-from fedprism.attacks.mkor_head import Reference
+from fedprism.attacks.mkor.attack import Mkor, mkor, mkor_inconspicuous
+from fedprism.attacks.mkor.filters import Disguise
+from fedprism.attacks.mkor.head import Reference
 from fedprism.attacks.property_inference import HoldsClass, Negative, PropertyInference, property_inference
-from fedprism.attacks.side_by_side import SideBySide, side_by_side
-from fedprism.batchnorm import Normalise, Pull
-from fedprism.executing import Processes, RayCluster, Serial
-from fedprism.solvers.distances import cosine, squared_error
-from fedprism.solvers.features import FeatureInversion
-from fedprism.solvers.graphs import Engine
-from fedprism.solvers.ica import StudentICA
-from fedprism.solvers.matching import LBFGS, Adam
-from fedprism.solvers.priors import Orthogonality, TotalVariation
-from fedprism.solvers.published import CocktailObjective, embedding_objective
+from fedprism.runtime.cuda_graphs import Engine
+from fedprism.runtime.executors import Processes, RayCluster, Serial
+from fedprism.solvers.matching.distances import cosine, squared_error
+from fedprism.solvers.matching.features import FeatureInversion
+from fedprism.solvers.matching.gradients import LBFGS, Adam
+from fedprism.solvers.matching.priors import Orthogonality, TotalVariation
+from fedprism.solvers.separation.ica import StudentICA
+from fedprism.solvers.separation.published import CocktailObjective, embedding_objective
 from fedprism.solvers.windows import Smoothest, interpolated_midpoint, midpoint, softened_midpoint
 
 ATTACKS: dict[str, Callable[[], Attack]] = {
@@ -71,6 +82,8 @@ __all__ = [
     "LBFGS",
     "Adam",
     "Attack",
+    "BatchNorm",
+    "Circumstances",
     "ClassFishing",
     "CocktailObjective",
     "CocktailParty",
@@ -83,6 +96,7 @@ __all__ = [
     "GradientMatching",
     "HoldsClass",
     "Imprint",
+    "KnownDefense",
     "Labels",
     "MixedSamples",
     "Mkor",
@@ -91,7 +105,6 @@ __all__ = [
     "Orthogonality",
     "OtherClients",
     "OthersStatus",
-    "PerClient",
     "Processes",
     "PropertyInference",
     "Pull",
@@ -100,11 +113,12 @@ __all__ = [
     "Reduction",
     "Reference",
     "Serial",
-    "SideBySide",
     "Smoothest",
+    "Starts",
     "StudentICA",
     "Then",
     "TotalVariation",
+    "UpdateAttack",
     "bn_exact",
     "bn_infer",
     "bn_proxy",
@@ -115,13 +129,14 @@ __all__ = [
     "disaggregation",
     "dlg",
     "embedding_objective",
-    "fitted",
     "gaussian_start",
     "idlg",
     "imprint",
+    "input_box",
     "instahide_decoding",
     "interpolated_midpoint",
     "inverting_gradients",
+    "joined",
     "midpoint",
     "mixing_angle",
     "mixing_l2",
@@ -131,8 +146,8 @@ __all__ = [
     "mkor",
     "mkor_inconspicuous",
     "property_inference",
-    "side_by_side",
     "softened_midpoint",
+    "split_updates",
     "squared_error",
     "then",
     "uniform_start",

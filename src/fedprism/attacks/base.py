@@ -8,14 +8,36 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, final
 
 import torch
 from torch import Tensor
 
-from fedprism.errors import NotApplicable
 from fedprism.naming import EvaluableRepr
-from fedprism.types import Ambiguity, Observation, Reconstruction, Round
+from fedprism.types import Ambiguity, Observation, Reconstruction
+
+PER_UPDATE = ("batch_size", "labels", "batchnorm_exact")
+"""Knowledge about one update: a tuple with one entry per round where there are several."""
+
+
+NO_DENSE_LAYER = "the input feeds no dense layer of this model"
+NOBODY_TAMPERS = "nobody in this plan tampers"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Circumstances:
+    """What decides, before anything is simulated, whether an attack is worth trying."""
+
+    dense_layer_first: bool
+    """Whether the input feeds a dense layer, as closed forms need."""
+    batchnorm_between: bool
+    """Whether batch norm stands between an update and what is fed to the model."""
+    tampers: bool
+    """Whether an attacker changes what clients receive."""
+    mixes: bool
+    """Whether a client mixes samples."""
+    sums_of_rounds: bool
+    """Whether there are sums of several rounds of one model, and something that says who took part in them."""
 
 
 class _Method(EvaluableRepr, ABC):
@@ -45,11 +67,27 @@ class Attack(_Method):
     truth: what they return is chosen by their own objective.
     """
 
-    reads_many: ClassVar[bool] = False
-    """Whether it answers for several updates at once: `then` hands it all parts together, not one after the other."""
-
     @abstractmethod
     def run(self, observation: Observation, rng: torch.Generator) -> Reconstruction: ...
+
+    def not_worth(self, circumstances: Circumstances) -> str | None:
+        """Why an audit whose plan names no attacks leaves this one out; None if it is worth trying."""
+        return "not tested unless the plan names it"
+
+
+class UpdateAttack(Attack):
+    """An attack on one update: `run` answers for every update of an observation by itself and joins the answers."""
+
+    @final
+    def run(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
+        if len(observation.rounds) == 1:
+            return self.attack_update(observation, rng)
+        parts = split_updates(observation)
+        return _joined_answers(parts, [self.attack_update(part, rng) for part in parts])
+
+    @abstractmethod
+    def attack_update(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
+        """The answer for the one update of the observation, `observation.round`; what is known is about it alone."""
 
 
 class Reduced(NamedTuple):
@@ -71,7 +109,8 @@ class Reduction(_Method):
 
 
 def then(reduction: Reduction, attack: Attack) -> Attack:
-    """The attack that first reduces the observation and then attacks each part."""
+    """The attack that first reduces the observation and then attacks its parts: all of them together, unless it is an
+    `UpdateAttack`."""
     return Then(reduction=reduction, attack=attack)
 
 
@@ -95,34 +134,43 @@ class Then(Attack):
 
     def run(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
         parts, status, diagnostics = self.reduction.explained(observation)
-        if self.attack.reads_many and parts:
-            found = [self.attack.run(joined(parts), rng)]
-            owners = found[0].owners or ()
-        else:
-            found = [self.attack.run(part, rng) for part in parts]
-            owners = tuple(
-                part.subject or "unknown" for part, r in zip(parts, found, strict=True) for _ in range(_answers(r))
-            )
-        union: frozenset[Ambiguity] = frozenset({"order"})
-        union = union.union(*(r.ambiguity for r in found))
-        labels = [r.labels for r in found if r.labels is not None]
-        return Reconstruction(
-            inputs=_stacked([r.inputs for r in found]),
-            labels=_stacked(labels) if len(labels) == len(found) else None,
-            properties=_stacked([r.properties for r in found]),
-            owners=owners,
-            ambiguity=union,
-            status="; ".join(filter(None, dict.fromkeys([status, *(r.status for r in found)]))),
-            diagnostics={
-                **diagnostics,
-                "parts": [{**r.diagnostics, "answers": _answers(r), "labels": r.labels} for r in found],
-            },
+        if isinstance(self.attack, UpdateAttack) or not parts:
+            return _joined_answers(parts, [self.attack.run(part, rng) for part in parts], status, diagnostics)
+        answer = self.attack.run(joined(parts), rng)
+        return dataclasses.replace(
+            answer,
+            ambiguity=answer.ambiguity | {"order"},
+            status="; ".join(filter(None, [status, answer.status])),
+            diagnostics={**diagnostics, "parts": [answer.diagnostics]},
         )
 
 
-def _answers(found: Reconstruction) -> int:
-    """How many answers a reconstruction gives: one an input, or one a property."""
-    answers = found.inputs if found.inputs is not None else found.properties
+def _joined_answers(
+    parts: Sequence[Observation],
+    answers: Sequence[Reconstruction],
+    status: str = "",
+    diagnostics: Mapping[str, Any] = MappingProxyType({}),
+) -> Reconstruction:
+    """One reconstruction of the answers to several observations, each of one update."""
+    owners = (part.subject or "unknown" for part, a in zip(parts, answers, strict=True) for _ in range(_count(a)))
+    labels = [answer.labels for answer in answers if answer.labels is not None]
+    return Reconstruction(
+        inputs=_stacked([answer.inputs for answer in answers]),
+        labels=_stacked(labels) if len(labels) == len(answers) else None,
+        properties=_stacked([answer.properties for answer in answers]),
+        owners=tuple(owners),
+        ambiguity=frozenset[Ambiguity]({"order"}).union(*(answer.ambiguity for answer in answers)),
+        status="; ".join(filter(None, dict.fromkeys([status, *(answer.status for answer in answers)]))),
+        diagnostics={**diagnostics, "parts": [answer.diagnostics for answer in answers]},
+        per_update=tuple(
+            pair for part, answer in zip(parts, answers, strict=True) for pair in answer.per_update or ((part, answer),)
+        ),
+    )
+
+
+def _count(reconstruction: Reconstruction) -> int:
+    """How many answers a reconstruction gives: one per input, or one per property."""
+    answers = reconstruction.inputs if reconstruction.inputs is not None else reconstruction.properties
     return len(answers) if answers is not None else 0
 
 
@@ -131,69 +179,41 @@ def _stacked(tensors: Sequence[Tensor | None]) -> Tensor | None:
     return torch.cat(present) if present else None
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class PerClient(Reduction):
-    """Splits an observation that holds several clients' updates into one observation an update."""
-
-    @property
-    def uses(self) -> frozenset[str]:
-        return frozenset({"batch_size", "labels", "batchnorm_exact"})
-
-    def reduce(self, observation: Observation) -> tuple[Observation, ...]:
-        knowledge = observation.knowledge
-        if any(seen.clients != 1 for seen in observation.rounds) and isinstance(knowledge.labels, tuple):
-            # Aggregates come with one entry a client, and whose labels belong to which round is not known.
-            knowledge = dataclasses.replace(knowledge, labels=None)
-        return tuple(
-            dataclasses.replace(
-                observation,
-                rounds=(part,),
-                subject=part.participants[0] if part.participants and part.clients == 1 else None,
-                knowledge=dataclasses.replace(
-                    knowledge,
-                    batch_size=_entry(knowledge.batch_size, number),
-                    labels=_entry(knowledge.labels, number),
-                    batchnorm_exact=_entry(knowledge.batchnorm_exact, number),
-                ),
-            )
-            for number, part in enumerate(observation.rounds)
-            if part.clients > 0  # nobody took part: nothing to attack
+def split_updates(observation: Observation) -> tuple[Observation, ...]:
+    """One observation per update, each with what is known about that update; `joined` puts them together again."""
+    knowledge = observation.knowledge
+    if any(round.clients != 1 for round in observation.rounds) and isinstance(knowledge.labels, tuple):
+        # Aggregates come with one entry per client, and whose labels belong to which round is not known.
+        knowledge = dataclasses.replace(knowledge, labels=None)
+    return tuple(
+        dataclasses.replace(
+            observation,
+            rounds=(round,),
+            subject=round.participants[0] if round.participants and round.clients == 1 else None,
+            knowledge=dataclasses.replace(
+                knowledge, **{name: _entry(getattr(knowledge, name), number) for name in PER_UPDATE}
+            ),
         )
-
-
-def fitted(attack: Attack, observation: Observation) -> Attack:
-    """The attack as it fits the observation: one on a single update meets several updates one by one."""
-    alone = not (attack.reads_many or isinstance(attack, Reduction | Then))
-    return then(PerClient(), attack) if alone and len(observation.rounds) > 1 else attack
+        for number, round in enumerate(observation.rounds)
+        if round.clients > 0  # nobody took part: nothing to attack
+    )
 
 
 def joined(parts: Sequence[Observation]) -> Observation:
-    """One observation of all the parts' updates, one by one: what `PerClient` takes apart again."""
+    """One observation of all the parts' updates, which `split_updates` takes apart again."""
     first = parts[0]
-    sizes = [part.knowledge.batch_size for part in parts if isinstance(part.knowledge.batch_size, int)]
-    labels = [part.knowledge.labels for part in parts if isinstance(part.knowledge.labels, Tensor)]
+    whole: dict[str, Any] = {}
+    for name in PER_UPDATE:
+        entries = tuple(getattr(part.knowledge, name) for part in parts)
+        whole[name] = None if any(entry is None for entry in entries) else entries
     return dataclasses.replace(
         first,
-        rounds=tuple(seen for part in parts for seen in part.rounds),
+        rounds=tuple(round for part in parts for round in part.rounds),
         subject=first.subject if len(parts) == 1 else None,
-        knowledge=dataclasses.replace(
-            first.knowledge,
-            batch_size=tuple(sizes) if len(sizes) == len(parts) else None,
-            labels=tuple(labels) if len(labels) == len(parts) else None,
-        ),
+        knowledge=dataclasses.replace(first.knowledge, **whole),
     )
 
 
 def _entry(value: Any, number: int) -> Any:
-    """The number-th entry of a tuple with one entry a round; a value that is shared is returned as it is."""
+    """The number-th entry of a tuple with one entry per round; a value that is shared is returned as it is."""
     return value[number] if isinstance(value, tuple) else value
-
-
-def only_round(attack: Attack, rounds: Sequence[Round]) -> Round:
-    """The single round an attack on one update works on."""
-    if len(rounds) != 1:
-        raise NotApplicable(
-            f"{attack.name} expects an observation of one update, found {len(rounds)}; "
-            "use then(PerClient(), attack) to attack each of them."
-        )
-    return rounds[0]

@@ -24,12 +24,12 @@ import torch
 from torch import Tensor, nn
 
 from fedprism import losses
-from fedprism.attacks.base import Attack, only_round
-from fedprism.attacks.forward import one_local_step
-from fedprism.attacks.matching_labels import Labels
-from fedprism.attacks.matching_presets import inverting_gradients
-from fedprism.attacks.structure import DenseLayer, trace
+from fedprism.attacks.base import Attack, Circumstances, UpdateAttack
+from fedprism.attacks.gradient_matching.labels import Labels
+from fedprism.attacks.gradient_matching.presets import inverting_gradients
+from fedprism.client.observed import batch_gradient_factor, direction
 from fedprism.errors import BadInput, NotApplicable
+from fedprism.network.network_map import DenseLayer, network_map
 from fedprism.types import Observation, Reconstruction, Round, Update
 
 WHOLE = 0.05
@@ -44,7 +44,7 @@ class FishingStatus(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class ClassFishing(Attack):
+class ClassFishing(UpdateAttack):
     """Fishes the samples of class `target` and inverts them with the attack `matching`.
 
     bias: how far the other classes' biases lie above the fished one's. It must exceed what the fished class's row can
@@ -67,12 +67,15 @@ class ClassFishing(Attack):
     @property
     def needs(self) -> frozenset[str]:
         # The labels of what is fished are known by construction.
-        own = {"model", "input_shape", "batch_size", "loss", "trapdoor"}
-        return (self.matching.needs | own) - {"labels"}
+        fields = {"model", "input_shape", "batch_size", "loss", "trapdoor"}
+        return (self.matching.needs | fields) - {"labels"}
 
     @property
     def uses(self) -> frozenset[str]:
         return self.matching.uses | {"local_lr", "local_epochs", "local_batch_size"}
+
+    def not_worth(self, circumstances: Circumstances) -> str | None:
+        return "it fishes for one class, which a plan has to name"
 
     def tamper(self, model: nn.Module, params: Update, rng: torch.Generator) -> tuple[Update, dict[str, Tensor]]:
         """The parameters with a last layer that lets the fished class alone answer."""
@@ -80,9 +83,9 @@ class ClassFishing(Attack):
         prefix = f"{dense[-1]}." if dense and dense[-1] else ""
         weight, bias = params.get(f"{prefix}weight"), params.get(f"{prefix}bias")
         if not dense or weight is None or bias is None or self.target >= len(bias):
-            found = f"one of {len(bias)} classes" if bias is not None and dense else "none"
+            layer = f"one of {len(bias)} classes" if bias is not None and dense else "none"
             raise NotApplicable(
-                f"class-fishing expects a dense output layer with a bias and a class {self.target}, found {found}; "
+                f"class-fishing expects a dense output layer with a bias and a class {self.target}, found {layer}; "
                 "choose another class or another attack."
             )
         others = torch.arange(len(bias), device=bias.device) != self.target
@@ -92,31 +95,30 @@ class ClassFishing(Attack):
             f"{prefix}bias": torch.where(others, bias[self.target] + self.bias, bias),
         }, {"target": torch.tensor(self.target)}
 
-    def run(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
-        seen = only_round(self, observation.rounds)
+    def attack_update(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
         assert observation.trapdoor is not None
         target = int(observation.trapdoor["target"])
-        last = _output_layer(observation, seen)
-        scale = _gradient_scale(observation, seen)
+        last = _output_layer(observation, observation.round)
+        scale, gradient = _gradient_factor(observation, observation.round), direction(observation.round)
         size = observation.knowledge.batch_size
         if not isinstance(size, int):
-            raise NotApplicable(f"class-fishing expects one batch_size, found {size}; use then(PerClient(), …).")
+            raise NotApplicable(f"class-fishing expects one batch_size, found {size}; give one number.")
         # dL/do of a fished sample is -1 at the target (divided by the batch size), of any other sample 0.
-        counted = -size * scale * float(seen.update[last.bias or ""][target])
+        counted = -size * scale * float(gradient[last.bias or ""][target])
         count = max(round(counted), 0)
         status = _status(counted, count)
         shape = observation.knowledge.input_shape or ()
         diagnostics = {"target": target, "fished": count, "counted": counted}
         if count == 0:
-            empty = seen.update[last.weight].new_zeros(0, *shape)
+            empty = gradient[last.weight].new_zeros(0, *shape)
             return Reconstruction(inputs=empty, status=status, diagnostics=diagnostics)
-        found = self.matching.run(_fished(observation, seen, last, target, count, scale * size / count), rng)
+        answer = self.matching.run(_fished(observation, gradient, last, target, count, scale * size / count), rng)
         return dataclasses.replace(
-            found,
+            answer,
             labels=torch.full((count,), target),
-            ambiguity=found.ambiguity | {"order"},
-            status=f"{status}; {found.status}",
-            diagnostics={**found.diagnostics, **diagnostics},
+            ambiguity=answer.ambiguity | {"order"},
+            status=f"{status}; {answer.status}",
+            diagnostics={**answer.diagnostics, **diagnostics},
         )
 
 
@@ -125,9 +127,9 @@ def class_fishing() -> ClassFishing:
     return ClassFishing()
 
 
-def _output_layer(observation: Observation, seen: Round) -> DenseLayer:
-    last = trace(observation).output_layer()
-    if last is None or last.bias is None or last.bias not in seen.update or last.weight not in seen.update:
+def _output_layer(observation: Observation, round: Round) -> DenseLayer:
+    last = network_map(observation).output_layer()
+    if last is None or last.bias is None or last.bias not in round.update or last.weight not in round.update:
         raise NotApplicable(
             "class-fishing expects the weight and the bias of a dense output layer in the update, found none; "
             "use gradient-matching instead."
@@ -135,19 +137,17 @@ def _output_layer(observation: Observation, seen: Round) -> DenseLayer:
     return last
 
 
-def _gradient_scale(observation: Observation, seen: Round) -> float:
-    """What the update must be multiplied by to be the gradient of the batch."""
-    loss, rate = observation.knowledge.loss, observation.knowledge.local_lr
-    if loss is None or losses.name_of(loss) != "cross_entropy":
+def _gradient_factor(observation: Observation, round: Round) -> float:
+    """What the update's direction is multiplied by to be the gradient of the batch."""
+    factor = batch_gradient_factor(round, observation.knowledge)
+    if not losses.is_cross_entropy(observation.knowledge.loss):
         raise NotApplicable("class-fishing expects cross-entropy, found another loss; use gradient-matching instead.")
-    if seen.kind == "gradient":
-        return seen.share
-    if not rate or not one_local_step(observation, seen):
+    if factor is None:
         raise NotApplicable(
             "class-fishing expects a gradient, or one local step at a known rate, found a delta of several steps; "
             "use gradient-matching instead."
         )
-    return -seen.share / rate
+    return factor
 
 
 def _status(counted: float, count: int) -> FishingStatus:
@@ -159,18 +159,18 @@ def _status(counted: float, count: int) -> FishingStatus:
 
 
 def _fished(
-    observation: Observation, seen: Round, last: DenseLayer, target: int, count: int, scale: float
+    observation: Observation, gradient: Update, last: DenseLayer, target: int, count: int, scale: float
 ) -> Observation:
     """What a client that holds only the fished samples would have sent of all layers but the last.
 
     The last layer is left out: its rows are the only ones in which the other samples take part.
     """
-    body = {name: scale * tensor for name, tensor in seen.update.items() if name not in (last.weight, last.bias)}
+    body = {name: scale * tensor for name, tensor in gradient.items() if name not in (last.weight, last.bias)}
     if not body:
         raise NotApplicable("class-fishing expects layers below the last one, found none; use dense-inversion instead.")
     device = next(iter(body.values())).device
     knowledge = dataclasses.replace(
         observation.knowledge, batch_size=count, labels=torch.full((count,), target, device=device)
     )
-    part = dataclasses.replace(seen, update=body, kind="gradient", reduction="mean", clients=1)
+    part = dataclasses.replace(observation.rounds[0], update=body, kind="gradient", reduction="mean", clients=1)
     return dataclasses.replace(observation, rounds=(part,), knowledge=knowledge)

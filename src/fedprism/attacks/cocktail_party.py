@@ -18,18 +18,18 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedprism import losses, progress
-from fedprism.attacks.base import Attack, only_round
-from fedprism.attacks.entrance import Entrance, entrance_of
-from fedprism.attacks.forward import FORWARD_USES, QuickForward, forward_model, input_box, one_local_step
-from fedprism.attacks.splitting import features_before, network_behind
-from fedprism.attacks.structure import DenseLayer, Trace, trace
+from fedprism import losses
+from fedprism.attacks.base import NO_DENSE_LAYER, Circumstances, UpdateAttack
+from fedprism.attacks.gradient_matching.forward import FORWARD_USES, PreparedForward, forward_model, input_box
+from fedprism.client.observed import direction, is_batch_gradient, mean_update
 from fedprism.errors import BadInput, NotApplicable
-from fedprism.solvers.assessment import Behind, likely_labels
+from fedprism.network.entrance import Entrance, entrance_of
+from fedprism.network.network_map import DenseLayer, NetworkMap, network_map
+from fedprism.network.splitting import features_before, network_behind
+from fedprism.runtime import progress
 from fedprism.solvers.denoising import nonlocal_means
-from fedprism.solvers.distances import cosine
-from fedprism.solvers.exact_batch import ExactBatch, exact_batch
-from fedprism.solvers.features import (
+from fedprism.solvers.matching.distances import cosine
+from fedprism.solvers.matching.features import (
     FeatureInversion,
     InvertedFeatures,
     feature_cosine,
@@ -37,37 +37,36 @@ from fedprism.solvers.features import (
     first_guess,
     invert_features,
 )
-from fedprism.solvers.ica import StudentICA, unmix
-from fedprism.solvers.published import CocktailObjective
-from fedprism.types import Ambiguity, Observation, Reconstruction, Round
+from fedprism.solvers.separation.certificate import Downstream, likely_labels
+from fedprism.solvers.separation.exact_batch import ExactBatch, exact_batch
+from fedprism.solvers.separation.ica import StudentICA, Unmixing, unmix
+from fedprism.solvers.separation.published import CocktailObjective
+from fedprism.types import Ambiguity, Observation, Reconstruction, Round, Update
 
 RUNNING_STATISTICS = (
     "of what the layer was fed: {}; brightness and contrast of each channel are by the running batch-norm statistics, "
     "which a client in train mode does not use"
 )
 VISIBLE = 0.01
-"""Noise below this share of an image's contrast is left alone."""
+"""Standard deviation of noise, relative to an image's, below which it is left alone."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class CocktailParty(Attack):
-    """Blind separation of a dense layer's inputs; behind convolutions, inversion of the features found.
-
-    objective: how the batch is separated. exact: go on to the exact stage where it applies; without it labels are the
-    likeliest ones for what was separated. bias_scale: take scale and sign from the bias gradient; without it they stay
-    open. denoise: take what the gradient's noise leaves in images out of them. inversion, images: how features are
-    turned into images, and of how many samples (all unless said). matching: weight of a gradient-matching term, with
-    which the images found go on for `matching_iterations`; it needs all images and the labels found with them, and the
-    status says where it was left out.
-    """
+class CocktailParty(UpdateAttack):
+    """Blind separation of a dense layer's inputs; behind convolutions, inversion of the features found."""
 
     objective: StudentICA | CocktailObjective = StudentICA()  # noqa: RUF009 (frozen)
     exact: bool = True
+    """Go on to the exact stage where it applies; without it labels are the likeliest ones for what was separated."""
     bias_scale: bool = True
+    """Take scale and sign from the bias gradient; without it they stay open."""
     denoise: bool = True
+    """Take what the gradient's noise leaves in images out of them."""
     inversion: FeatureInversion = FeatureInversion()  # noqa: RUF009 (frozen)
     images: int | None = None
+    """How many samples' features are turned into images; all unless said."""
     matching: float = 0.0
+    """Weight of a gradient-matching term in `matching_iterations` more; needs all images and their labels."""
     matching_iterations: int = 300
 
     citation: ClassVar[str] = "Kariyappa et al. 2023 (Cocktail Party Attack)"
@@ -87,58 +86,61 @@ class CocktailParty(Attack):
     def uses(self) -> frozenset[str]:
         return frozenset({"batch_size", "loss", "bounds", "normalization"}) | FORWARD_USES
 
-    def run(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
-        seen = only_round(self, observation.rounds)
-        network = trace(observation)
+    def not_worth(self, circumstances: Circumstances) -> str | None:
+        return None if circumstances.dense_layer_first else NO_DENSE_LAYER
+
+    def attack_update(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
+        round = observation.round
+        network = network_map(observation)
         layer = attacked_layer(network)
-        if layer is None or layer.weight not in seen.update:
+        if layer is None or layer.weight not in round.update:
             raise NotApplicable(
                 "cocktail-party expects a dense layer and its gradient, found none in this model and update; "
                 "use gradient-matching instead."
             )
         entrance = entrance_of(observation, layer)
-        found = self._separate(observation, seen, network, layer, entrance)
+        separation = self._separate(observation, round, network, layer, entrance)
         shape = observation.knowledge.input_shape or ()
         inputs: Tensor | None = None
-        features, cosines, status = None, None, found.status
+        features, cosines, status = None, None, separation.status
         if entrance is not None:
-            fed = found.samples.view(-1, *shape)
-            fed = _denoised(fed, found.noise) if self.denoise else fed
-            inputs = entrance.inputs(fed.flatten(1), scaled=found.scaled).view(-1, *shape)
+            images = separation.samples.view(-1, *shape)
+            images = _denoised(images, separation.noise) if self.denoise else images
+            inputs = entrance.inputs(images.flatten(1), scaled=separation.scaled).view(-1, *shape)
             if entrance.by_running_statistics:
-                found, status = found._replace(exact=False), RUNNING_STATISTICS.format(status)
+                separation, status = separation._replace(exact=False), RUNNING_STATISTICS.format(status)
         else:
-            features = found.samples if found.scaled else found.samples.abs()  # most features are not negative
-            inputs, cosines = self._invert(observation, seen, layer, found._replace(samples=features), rng)
-            obstacle = self._obstacle_to_matching(found)
+            # Most features are not negative.
+            features = separation.samples if separation.scaled else separation.samples.abs()
+            inputs, cosines = self._invert(observation, round, layer, separation._replace(samples=features), rng)
+            obstacle = self._obstacle_to_matching(separation)
             if self.matching and obstacle is not None:
                 status = f"{status}; gradient matching was left out because {obstacle}"
-        ambiguity: frozenset[Ambiguity] = frozenset({"order"} if found.scaled else {"order", "sign", "scale"})
+        ambiguity: frozenset[Ambiguity] = frozenset({"order"} if separation.scaled else {"order", "sign", "scale"})
         return Reconstruction(
             inputs=inputs,
-            labels=found.labels,
+            labels=separation.labels,
             features=features,
             ambiguity=ambiguity if features is None else frozenset({"order"}),
             status=status,
             diagnostics={
                 "layer": layer.weight,
-                "batch_size": len(found.samples),
-                "rank": found.rank,
-                "exact": found.exact,
-                "confirmed": found.confirmed,
-                "certificate": found.certificate,
+                "batch_size": len(separation.samples),
+                "rank": separation.unmixing.rank,
+                "exact": separation.exact,
+                "confirmed": separation.confirmed,
+                "certificate": separation.certificate,
                 "feature_cosines": cosines,
             },
         )
 
     def _separate(
-        self, observation: Observation, seen: Round, network: Trace, layer: DenseLayer, entrance: Entrance | None
-    ) -> _Found:
-        """What the layer was fed, one row a sample."""
-        sign = -1.0 if seen.kind == "delta" else 1.0
-        weight_grad = sign * seen.update[layer.weight]
-        with_bias = self.bias_scale and layer.bias is not None and layer.bias in seen.update
-        bias_grad = sign * seen.update[layer.bias or ""] if with_bias else None
+        self, observation: Observation, round: Round, network: NetworkMap, layer: DenseLayer, entrance: Entrance | None
+    ) -> _Separation:
+        """What the layer was fed, one row per sample."""
+        gradient = direction(round)
+        weight_grad = gradient[layer.weight]
+        bias_grad = gradient.get(layer.bias) if self.bias_scale and layer.bias is not None else None
         size = observation.knowledge.batch_size
         components = size if isinstance(size, int) else None
         if components is not None and components < 1:
@@ -147,9 +149,9 @@ class CocktailParty(Attack):
             )
         image_shape = None if entrance is None else observation.knowledge.input_shape
         box = None if entrance is None or image_shape is None else _flat_box(observation, image_shape, entrance)
-        behind = None if observation.knowledge.loss is None else _behind(observation, seen, network, layer)
-        if not self.exact or behind is None:
-            separated = unmix(
+        downstream = None if observation.knowledge.loss is None else _downstream(observation, round, network, layer)
+        if not self.exact or downstream is None:
+            unmixing = unmix(
                 weight_grad,
                 bias_grad,
                 components=components,
@@ -158,56 +160,54 @@ class CocktailParty(Attack):
                 objective=self.objective,
                 progress=progress.report,
             )
-            labels = None if behind is None else likely_labels(separated, behind)
-            return _Found(
-                separated.sources, labels, separated.scaled, separated.rank, separated.status, separated.noise
-            )
+            labels = None if downstream is None else likely_labels(unmixing, downstream)
+            return _Separation(unmixing, unmixing.sources, labels, unmixing.status, unmixing.noise)
         batch = exact_batch(
             weight_grad,
             bias_grad,
-            behind,
+            downstream,
             components=components,
             image_shape=image_shape,
             box=box,
             objective=self.objective,
-            rounding=_rounding(seen, layer),
+            rounding=_rounding(round, layer),
             progress=progress.report,
         )
-        return _as_found(batch, components)
+        return _counted(batch, components)
 
     def _invert(
-        self, observation: Observation, seen: Round, layer: DenseLayer, found: _Found, rng: torch.Generator
+        self, observation: Observation, round: Round, layer: DenseLayer, separation: _Separation, rng: torch.Generator
     ) -> tuple[Tensor | None, list[float] | None]:
         """Images whose features before the layer are the ones found."""
-        target = found.samples[: self.images]
+        target = separation.samples[: self.images]
         if not len(target):
             return None, None
-        inverted = images_with(observation, layer, target, self.inversion, rng, sized=found.scaled)
-        if self.matching and self._obstacle_to_matching(found) is None and found.labels is not None:
-            inverted = self._match(observation, seen, layer, found, inverted.inputs)
+        inverted = images_with(observation, layer, target, self.inversion, rng, sized=separation.scaled)
+        if self.matching and self._obstacle_to_matching(separation) is None and separation.labels is not None:
+            inverted = self._match(observation, round, layer, separation, inverted.inputs)
         return inverted.inputs, inverted.cosines.tolist()
 
     def _match(
-        self, observation: Observation, seen: Round, layer: DenseLayer, found: _Found, start: Tensor
+        self, observation: Observation, round: Round, layer: DenseLayer, separation: _Separation, start: Tensor
     ) -> InvertedFeatures:
-        """From images that have the features on to such as have the gradient as well."""
-        assert found.labels is not None
-        labels = found.labels
-        forward = forward_model(observation, seen, unroll=False)
-        gradients_of = QuickForward(forward)
+        """Refine images that match the features until they also match the gradient."""
+        assert separation.labels is not None
+        labels = separation.labels
+        forward = forward_model(observation, round, unroll=False)
+        gradients_of = PreparedForward(forward)
 
         def extra(inputs: Tensor) -> Tensor:
             return self.matching * cosine(gradients_of(inputs, labels), forward.target)
 
         settings = replace(self.inversion, iterations=self.matching_iterations)
-        return _inverted(observation, layer, found.samples, start, settings, sized=found.scaled, extra=extra)
+        return _inverted(observation, layer, separation.samples, start, settings, sized=separation.scaled, extra=extra)
 
-    def _obstacle_to_matching(self, found: _Found) -> str | None:
+    def _obstacle_to_matching(self, separation: _Separation) -> str | None:
         """Why the gradient of the images that are inverted cannot be compared with the observed one."""
-        count = len(found.samples[: self.images])
-        if count < len(found.samples):
-            return f"only {count} of {len(found.samples)} images were to be inverted"
-        return "the labels are unknown" if found.labels is None else None
+        count = len(separation.samples[: self.images])
+        if count < len(separation.samples):
+            return f"only {count} of {len(separation.samples)} images were to be inverted"
+        return "the labels are unknown" if separation.labels is None else None
 
 
 def cocktail_party() -> CocktailParty:
@@ -215,9 +215,9 @@ def cocktail_party() -> CocktailParty:
     return CocktailParty()
 
 
-def attacked_layer(network: Trace) -> DenseLayer | None:
+def attacked_layer(network: NetworkMap) -> DenseLayer | None:
     """The dense layer whose inputs are separated: the one fed by the inputs, or the first behind the features."""
-    return network.fed_by_input() or next((part for part in network.layers if part.inputs.dim() == 2), None)
+    return network.fed_by_input() or next((layer for layer in network.layers if layer.inputs.dim() == 2), None)
 
 
 def images_with(
@@ -229,10 +229,7 @@ def images_with(
     *,
     sized: bool,
 ) -> InvertedFeatures:
-    """Images, from noise, whose features before the layer are the given ones (samples, features).
-
-    sized: in their size too, where that is known, and not in their direction only.
-    """
+    """Images whose features before the layer are the given ones (samples, features), if sized in their length too."""
     noise = torch.randn(len(features), *(observation.knowledge.input_shape or ()), generator=rng).to(features)
     return _inverted(observation, layer, features, first_guess(noise, inversion), inversion, sized=sized)
 
@@ -259,45 +256,39 @@ def _inverted(
     )
 
 
-class _Found(NamedTuple):
+class _Separation(NamedTuple):
+    unmixing: Unmixing
     samples: Tensor
     labels: Tensor | None
-    scaled: bool
-    rank: int
     status: str
     noise: Tensor
     exact: bool = False
     confirmed: int | None = None
     certificate: float | None = None
 
+    @property
+    def scaled(self) -> bool:
+        return self.unmixing.scaled
 
-def _as_found(batch: ExactBatch, components: int | None) -> _Found:
+
+def _counted(batch: ExactBatch, components: int | None) -> _Separation:
     """An exact batch with repeated samples as often as they count; anything else as it is."""
     samples, labels, noise = batch.inputs, batch.labels, batch.noise
     if batch.exact and batch.times is not None and labels is not None and int(batch.times.sum()) == components:
         samples, labels = samples.repeat_interleave(batch.times, dim=0), labels.repeat_interleave(batch.times)
         noise = noise.repeat_interleave(batch.times)
-    return _Found(
-        samples,
-        labels,
-        batch.separation.scaled,
-        batch.separation.rank,
-        batch.status,
-        noise,
-        batch.exact,
-        int(batch.confirmed.sum()),
-        batch.residual,
-    )
+    confirmed = int(batch.confirmed.sum())
+    return _Separation(batch.separation, samples, labels, batch.status, noise, batch.exact, confirmed, batch.residual)
 
 
-def _rounding(seen: Round, layer: DenseLayer) -> float:
+def _rounding(round: Round, layer: DenseLayer) -> float:
     """Relative size of the rounding error in an update that is a difference of two models: that of their weights."""
-    if seen.kind != "delta":
+    if round.kind != "delta":
         return 0.0
-    weight, update = seen.params[layer.weight], seen.update[layer.weight]
+    weight, update = round.params[layer.weight], round.update[layer.weight]
     errors = torch.finfo(weight.dtype).eps / math.sqrt(12) * float(weight.norm())  # evenly spread over one unit
-    if seen.reduction == "sum":
-        errors *= math.sqrt(seen.clients)
+    if round.reduction == "sum":
+        errors *= math.sqrt(round.clients)
     return errors / max(float(update.norm()), torch.finfo(weight.dtype).tiny)
 
 
@@ -320,20 +311,19 @@ def _denoised(images: Tensor, noise: Tensor) -> Tensor:
     return torch.where(visible.view(-1, 1, 1, 1), nonlocal_means(images, noise.to(images)), images)
 
 
-def _behind(observation: Observation, seen: Round, network: Trace, layer: DenseLayer) -> Behind:
+def _downstream(observation: Observation, round: Round, network: NetworkMap, layer: DenseLayer) -> Downstream:
     """The network behind the layer. For several local steps: halfway, with what they changed."""
-    params, change = dict(seen.params), None
-    if seen.kind == "delta" and not one_local_step(observation, seen):
-        scale = 0.5 * seen.share
-        params = {name: tensor + scale * seen.update[name] for name, tensor in params.items() if name in seen.update}
-        params = {**seen.params, **params}
-        change = 2 * scale
+    params = dict(round.params)
+    change: Update = {}
+    if not is_batch_gradient(round, observation.knowledge):
+        change = mean_update(round)
+        params |= {name: params[name] + 0.5 * moved for name, moved in change.items() if name in params}
     weight, bias = layer.weight, layer.bias or ""
-    return Behind(
-        network=network_behind(observation, seen, layer, network, params),
+    return Downstream(
+        network=network_behind(observation, round, layer, network, params),
         loss=losses.resolve(observation.knowledge.loss or "cross_entropy"),
         weight=params[weight],
         bias=params[bias] if bias in params else params[weight].new_zeros(len(params[weight])),
-        weight_change=None if change is None else change * seen.update[weight],
-        bias_change=None if change is None or bias not in seen.update else change * seen.update[bias],
+        weight_change=change.get(weight),
+        bias_change=change.get(bias),
     )

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from fedprism import losses
 from fedprism.attacks.base import Reduced, Reduction
-from fedprism.attacks.forward import FORWARD_USES
-from fedprism.batchnorm import buffers_of
-from fedprism.client import FedAvg, FedSGD, local_update
+from fedprism.attacks.gradient_matching.forward import FORWARD_USES
+from fedprism.client.batchnorm import buffers_of
+from fedprism.client.observed import as_delta, as_gradient
+from fedprism.client.update import FedAvg, FedSGD, local_update
 from fedprism.errors import BadInput, MissingKnowledge, NotApplicable
 from fedprism.types import Batch, Knowledge, Observation, Round, Update
 
@@ -57,16 +58,16 @@ class OtherClients(Reduction):
 
     def explained(self, observation: Observation) -> Reduced:
         parts, statuses, counts = list[Observation](), dict[str, None](), list[int]()
-        for number, seen in enumerate(observation.rounds):
-            if not any(bool(moved.any()) for moved in seen.update.values()):
+        for number, round in enumerate(observation.rounds):
+            if not any(bool(moved.any()) for moved in round.update.values()):
                 raise NotApplicable(
                     f"the curious client expects a global model that moves, found that it stood still in round "
-                    f"{seen.index}; leave that round out."
+                    f"{round.index}; leave that round out."
                 )
-            cohort = _cohort(observation, seen, number)
+            cohort = _cohort(observation, round, number)
             if cohort.others == 0:
                 continue
-            parts.append(self._without_own(observation, seen, number, cohort))
+            parts.append(self._without_own(observation, round, number, cohort))
             counts.append(cohort.others)
             statuses[OthersStatus.ONE if cohort.others == 1 else OthersStatus.SEVERAL] = None
         if not parts:
@@ -77,18 +78,18 @@ class OtherClients(Reduction):
             statuses["its own share is repeated up to chance (order of batches, noise)"] = None
         return Reduced(tuple(parts), "; ".join(statuses), {"other_clients": counts})
 
-    def _without_own(self, observation: Observation, seen: Round, number: int, cohort: _Cohort) -> Observation:
+    def _without_own(self, observation: Observation, round: Round, number: int, cohort: _Cohort) -> Observation:
         knowledge, rate = observation.knowledge, observation.knowledge.local_lr or 0.0
         gradient = self.single_step and (knowledge.local_epochs or 1) == 1
-        own = _own_update(observation, seen) if cohort.took_part else {}
-        share = cohort.own_share
-        update = {
-            name: (moved - share * own[name] if own else moved) / (1 - share) for name, moved in seen.update.items()
-        }
+        own_update = _own_update(observation, round) if cohort.took_part else {}
+        own_share, update = cohort.own_share, dict(round.update)
+        if own_update:
+            update = {name: moved - own_share * own_update[name] for name, moved in update.items()}
+        update = {name: moved / (1 - own_share) for name, moved in update.items()}
         if gradient:
-            update = {name: tensor / -rate for name, tensor in update.items()}
+            update = dict(as_gradient(update, rate))
         rest = replace(
-            seen,
+            round,
             update=update,
             kind="gradient" if gradient else "delta",
             clients=cohort.others,
@@ -96,7 +97,7 @@ class OtherClients(Reduction):
             examples=None,
             buffers_after=None,
         )
-        alone = cohort.others == 1 and seen.clients == 2
+        alone = cohort.others == 1 and round.clients == 2
         return replace(
             observation,
             rounds=(rest,),
@@ -112,9 +113,9 @@ class _Cohort(NamedTuple):
     """The weight of the client's own update in the mean."""
 
 
-def _cohort(observation: Observation, seen: Round, number: int) -> _Cohort:
+def _cohort(observation: Observation, round: Round, number: int) -> _Cohort:
     """Who is behind a round: everyone, unless the participation is known."""
-    knowledge, clients = observation.knowledge, seen.clients
+    knowledge, clients = observation.knowledge, round.clients
     present = torch.ones(clients, dtype=torch.bool)
     if knowledge.participation is not None:
         if knowledge.participation.dim() != 2 or len(knowledge.participation) != len(observation.rounds):
@@ -124,7 +125,7 @@ def _cohort(observation: Observation, seen: Round, number: int) -> _Cohort:
             )
         present = knowledge.participation[number].bool().cpu()
     took_part, others = bool(present[:1].any()), int(present[1:].sum())
-    if seen.reduction == "weighted_mean" and took_part:
+    if round.reduction == "weighted_mean" and took_part:
         if knowledge.examples is None or len(knowledge.examples) != len(present):
             raise MissingKnowledge("the curious client's share in a weighted mean", "examples")
         total = sum(size for size, there in zip(knowledge.examples, present.tolist(), strict=True) if there)
@@ -138,7 +139,7 @@ def _own_data(knowledge: Knowledge) -> Batch:
     return knowledge.public_data
 
 
-def _own_update(observation: Observation, seen: Round) -> Update:
+def _own_update(observation: Observation, round: Round) -> Update:
     """What the client's own training on its own data, once more, moved the model by.
 
     Without local epochs clients send gradients, and a defense meets these: clipping one is not clipping the step.
@@ -148,19 +149,19 @@ def _own_update(observation: Observation, seen: Round) -> Update:
         field = "model" if model is None else "loss" if knowledge.loss is None else "local_lr"
         raise MissingKnowledge("the curious client", field)
     gradient = knowledge.local_epochs is None
-    like = next(iter(seen.params.values()))
+    like = next(iter(round.params.values()))
     update = local_update(
         model,
-        {name: seen.params[name] for name, _ in model.named_parameters()},
+        {name: round.params[name] for name, _ in model.named_parameters()},
         Batch(data.inputs.to(like), data.labels.to(like.device)),
         loss=losses.resolve(knowledge.loss),
         protocol=FedSGD() if gradient else _protocol(knowledge),
         rng=torch.Generator(),
         defense=knowledge.defense.deterministic() if knowledge.defense is not None else None,
-        buffers=buffers_of(observation, seen),
-        trained=tuple(seen.update),
+        buffers=buffers_of(observation, round),
+        trained=tuple(round.update),
     ).update
-    return {name: -knowledge.local_lr * tensor for name, tensor in update.items()} if gradient else update
+    return as_delta(update, knowledge.local_lr) if gradient else update
 
 
 def _protocol(knowledge: Knowledge) -> FedAvg:
@@ -182,17 +183,17 @@ def _repeatable(observation: Observation) -> bool:
     return in_order and (defense is None or defense.deterministic() == defense)
 
 
-def _about_others(knowledge: Knowledge, number: int, own: int) -> Knowledge:
+def _about_others(knowledge: Knowledge, number: int, own_samples: int) -> Knowledge:
     """What is known about the samples of the others in a round; the client's own, `own` of them, come first."""
     size = knowledge.batch_size[number] if isinstance(knowledge.batch_size, tuple) else knowledge.batch_size
     labels: Any = knowledge.labels
     if isinstance(labels, tuple):  # one entry a client: of which of them in a round is not said
         labels = labels[1] if len(labels) == 2 else None
     elif isinstance(labels, Tensor):
-        labels = labels[own:]
+        labels = labels[own_samples:]
     return replace(
         knowledge,
-        batch_size=None if size is None else size - own,
+        batch_size=None if size is None else size - own_samples,
         labels=labels,
         examples=None,
         participation=None,

@@ -18,23 +18,24 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from fedprism import losses
-from fedprism.attacks.base import Attack, only_round
-from fedprism.attacks.forward import one_local_step
-from fedprism.attacks.structure import Activation, DenseLayer, Trace, trace
+from fedprism.attacks.base import NO_DENSE_LAYER, Circumstances, UpdateAttack
+from fedprism.client.observed import batch_gradient_factor, direction
 from fedprism.errors import NotApplicable
-from fedprism.solvers import dense, labels
-from fedprism.types import Observation, Reconstruction, Round
+from fedprism.network.network_map import Activation, DenseLayer, NetworkMap, network_map
+from fedprism.solvers.closed_form import dense, labels
+from fedprism.types import Observation, Reconstruction, Round, Update
 
 MOST_READINGS = 8
 """How many readings of the labels are tried at most."""
 POLISHING_STEPS = 20
+"""Alternations between the network's signals and the inputs that fit them."""
 ROUNDED = 1e-4
-"""Features solved for carry rounding error: such a share of the largest may be that of a silent unit."""
+"""Share of the largest feature that rounding may leave in a silent unit's."""
 MOST_COMPARED = 4096
 """How many rows are compared with each other at most: those with the largest bias gradients."""
 
 
-class _Found(NamedTuple):
+class _Answer(NamedTuple):
     inputs: Tensor
     labels: Tensor | None
     residual: float | None
@@ -42,7 +43,7 @@ class _Found(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class DenseInversion(Attack):
+class DenseInversion(UpdateAttack):
     """Direct inversion of the dense layer that the input feeds. `floor`: smallest divisor relative to the largest."""
 
     floor: float = 1e-6
@@ -57,34 +58,38 @@ class DenseInversion(Attack):
     def uses(self) -> frozenset[str]:
         return frozenset({"loss", "batch_size", "local_lr", "local_epochs", "local_batch_size"})
 
-    def run(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
-        seen = only_round(self, observation.rounds)
-        network = trace(observation)
+    def not_worth(self, circumstances: Circumstances) -> str | None:
+        return None if circumstances.dense_layer_first else NO_DENSE_LAYER
+
+    def attack_update(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
+        round = observation.round
+        network = network_map(observation)
         layer = network.fed_by_input()
         if layer is None:
             raise NotApplicable(
                 "dense-inversion expects a dense layer fed by the input, found none in this model; "
                 "use gradient-matching instead."
             )
-        weight_grad, bias_grad = _gradient(layer, seen)
+        gradient = direction(round)
+        weight_grad, bias_grad = _gradient(layer, gradient)
         size = observation.knowledge.batch_size
         batch = size if isinstance(size, int) else dense.numerical_rank(weight_grad, bias_grad)
-        found = None
+        answer = None
         if bool(bias_grad.any()):
             if batch == 1:
-                found = _single(observation, seen, network, layer)
+                answer = _single(observation, gradient, network, layer)
             else:
-                found = _solve_stack(observation, seen, network, batch)
-        if found is None:
-            found = _rows(weight_grad, bias_grad, batch, self.floor)
-        inputs = found.inputs.to(weight_grad.dtype).view(-1, *(observation.knowledge.input_shape or ()))
+                answer = _solve_stack(observation, round, gradient, network, batch)
+        if answer is None:
+            answer = _rows(weight_grad, bias_grad, batch, self.floor)
+        inputs = answer.inputs.to(weight_grad.dtype).view(-1, *(observation.knowledge.input_shape or ()))
         finite = torch.isfinite(inputs.flatten(1)).all(1)  # a quotient beyond all numbers is no answer
         return Reconstruction(
             inputs=inputs[finite],
-            labels=found.labels[finite.cpu()] if found.labels is not None else None,
+            labels=answer.labels[finite.cpu()] if answer.labels is not None else None,
             ambiguity=frozenset({"order"}),
-            status=found.status,
-            diagnostics={"layer": layer.weight, "batch_size": batch, "layer_residual": found.residual},
+            status=answer.status,
+            diagnostics={"layer": layer.weight, "batch_size": batch, "layer_residual": answer.residual},
         )
 
 
@@ -93,86 +98,75 @@ def dense_inversion() -> DenseInversion:
     return DenseInversion()
 
 
-def _gradient(layer: DenseLayer, seen: Round) -> tuple[Tensor, Tensor]:
-    """The layer's (weight, bias) gradient up to a positive factor: a delta points against the gradient."""
-    if layer.bias is None or layer.bias not in seen.update or layer.weight not in seen.update:
+def _gradient(layer: DenseLayer, gradient: Update) -> tuple[Tensor, Tensor]:
+    """The layer's weight and bias gradient."""
+    if layer.bias is None or layer.bias not in gradient or layer.weight not in gradient:
         raise NotApplicable(
             f"dense-inversion expects the weight and the bias of '{layer.weight}' in the update, "
             "found no bias; use gradient-matching instead."
         )
-    sign = -1.0 if seen.kind == "delta" else 1.0
-    return sign * seen.update[layer.weight], sign * seen.update[layer.bias]
+    return gradient[layer.weight], gradient[layer.bias]
 
 
-def _gradient_scale(observation: Observation, seen: Round) -> float | None:
-    """What the update must be multiplied by to be the gradient of one batch; None where it is no such multiple."""
-    if seen.kind == "gradient":
-        return seen.share
-    rate = observation.knowledge.local_lr
-    return seen.share / rate if rate and one_local_step(observation, seen) else None
-
-
-def _uses_cross_entropy(observation: Observation) -> bool:
-    loss = observation.knowledge.loss
-    return loss is not None and losses.name_of(loss) == "cross_entropy"
-
-
-def _single(observation: Observation, seen: Round, network: Trace, layer: DenseLayer) -> _Found:
+def _single(observation: Observation, gradient: Update, network: NetworkMap, layer: DenseLayer) -> _Answer:
     """One sample: every row is a multiple of its input. Its label is the class that is pushed up."""
-    inputs = dense.invert_single(*_gradient(layer, seen)).unsqueeze(0)
+    inputs = dense.invert_single(*_gradient(layer, gradient)).unsqueeze(0)
     last = network.output_layer()
     label = None
-    if last is not None and last.bias in seen.update and _uses_cross_entropy(observation):
-        label = _gradient(last, seen)[1].argmin().view(1).cpu()
-    return _Found(inputs, label, None, dense.DenseStatus.EXACT)
+    if last is not None and last.bias in gradient and losses.is_cross_entropy(observation.knowledge.loss):
+        label = _gradient(last, gradient)[1].argmin().view(1).cpu()
+    return _Answer(inputs, label, None, dense.DenseStatus.EXACT)
 
 
-def _solve_stack(observation: Observation, seen: Round, network: Trace, batch: int) -> _Found | None:
+def _solve_stack(
+    observation: Observation, round: Round, gradient: Update, network: NetworkMap, batch: int
+) -> _Answer | None:
     """Solve the output layer for its inputs and go back layer by layer; None where the network is no dense stack."""
-    stack, scale = network.stack(), _gradient_scale(observation, seen)
-    if stack is None or scale is None or not _uses_cross_entropy(observation):
+    stack, scale = network.stack(), batch_gradient_factor(round, observation.knowledge)
+    if stack is None or scale is None or not losses.is_cross_entropy(observation.knowledge.loss):
         return None
     layers, activations = stack
-    if any(layer.bias is None or layer.bias not in seen.update for layer in layers):
+    if any(layer.bias is None or layer.bias not in gradient for layer in layers):
         return None
     gradients = [
         (scale * weight_grad.double(), scale * bias_grad.double())
-        for weight_grad, bias_grad in (_gradient(layer, seen) for layer in layers)
+        for weight_grad, bias_grad in (_gradient(layer, gradient) for layer in layers)
     ]
     last = layers[-1]
-    weight, bias = seen.params[last.weight], seen.params[last.bias or ""]
+    weight, bias = round.params[last.weight], round.params[last.bias or ""]
     solution, counts = _solve_output(weight, bias, *gradients[-1], network.outputs, batch)
     if not math.isfinite(solution.residual):
         return None
     status, inputs, residual = solution.status, solution.inputs, solution.residual
     signals, fitting_most = solution.signals, inputs
     for number in range(len(layers) - 1, 0, -1):
-        onward = seen.params[layers[number].weight].double()
+        onward = round.params[layers[number].weight].double()
         signals = signals @ onward * activations[number - 1].slope(inputs, ROUNDED)
         fitting_most = dense.outvote(signals, *gradients[number - 1])
         inputs, layer_residual = dense.back_substitute(signals, *gradients[number - 1])
         residual = max(residual, layer_residual)
     if status is not dense.DenseStatus.BLENDED and not dense.explains(residual, weight.dtype):
-        # Noise upsets the features that were solved for layer by layer; the network's own, from the inputs, are better.
-        # Without noise a unit near its threshold was taken for silent, and the other units outvote it.
-        polished = [_polish(start, seen, layers, activations, gradients[0], counts) for start in (inputs, fitting_most)]
+        # Noise upsets features that were solved for layer by layer; a unit near its threshold was taken for silent.
+        polished = [
+            _polish(start, round, layers, activations, gradients[0], counts) for start in (inputs, fitting_most)
+        ]
         inputs, residual = min(polished, key=lambda answer: answer[1])
         if not dense.explains(residual, weight.dtype):
             status = dense.DenseStatus.RESIDUAL
-    return _Found(inputs, counts.nonzero().flatten(), residual, status)
+    return _Answer(inputs, counts.nonzero().flatten(), residual, status)
 
 
 def _polish(
     inputs: Tensor,
-    seen: Round,
+    round: Round,
     layers: tuple[DenseLayer, ...],
     activations: tuple[Activation, ...],
     gradient: tuple[Tensor, Tensor],
     counts: Tensor,
 ) -> tuple[Tensor, float]:
     """Alternate between the signals the network sends back for the inputs and the inputs that fit these signals."""
-    weights = [seen.params[layer.weight].double() for layer in layers]
-    biases = [seen.params[layer.bias or ""].double() for layer in layers]
+    weights = [round.params[layer.weight].double() for layer in layers]
+    biases = [round.params[layer.bias or ""].double() for layer in layers]
     targets = one_hot(counts.nonzero().flatten(), len(counts)).to(inputs)
     best, best_residual = inputs, math.inf
     for _ in range(POLISHING_STEPS):
@@ -191,11 +185,7 @@ def _polish(
 def _solve_output(
     weight: Tensor, bias: Tensor, weight_grad: Tensor, bias_grad: Tensor, some_outputs: Tensor, batch: int
 ) -> tuple[dense.OutputLayerSolution, Tensor]:
-    """Solve the output layer under several readings of the labels; keep the one that explains the gradient best.
-
-    The readings: the sign rule; counts under uniform predictions and under those for random inputs; and, from each
-    solution, the counts that its own predictions imply.
-    """
+    """Solve the output layer under several readings of the labels; keep the one that explains the gradient best."""
     guess = torch.softmax(some_outputs.double(), dim=1).mean(0)
     waiting = [None, torch.full_like(guess, 1 / len(guess)), guess]
     tried: dict[tuple[int, ...], dense.OutputLayerSolution] = {}
@@ -209,10 +199,10 @@ def _solve_output(
     return tried[best], torch.tensor(best)
 
 
-def _rows(weight_grad: Tensor, bias_grad: Tensor, batch: int, floor: float) -> _Found:
+def _rows(weight_grad: Tensor, bias_grad: Tensor, batch: int, floor: float) -> _Answer:
     """Inputs that rows agree on; failing that, the rows with the largest bias gradients, as many as samples."""
     strongest = bias_grad.abs().argsort(descending=True)[:MOST_COMPARED]
     rows = dense.invert_dense(weight_grad[strongest], bias_grad[strongest], floor=floor)
     agreed = dense.agreeing_rows(rows)
     chosen = agreed if agreed.status is dense.DenseStatus.AGREED else rows
-    return _Found(chosen.inputs[:batch], None, None, chosen.status)
+    return _Answer(chosen.inputs[:batch], None, None, chosen.status)

@@ -11,17 +11,17 @@ do not determine are named and left out.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedprism import progress
-from fedprism.attacks.base import Attack, Reduced, Reduction
+from fedprism.attacks.base import Attack, Circumstances, Reduced, Reduction
 from fedprism.errors import BadInput, MissingKnowledge, NotApplicable
-from fedprism.executing import Executor
+from fedprism.runtime import progress
+from fedprism.runtime.executors import Executor
 from fedprism.solvers.participation import (
     Identifiability,
     Participation,
@@ -30,16 +30,24 @@ from fedprism.solvers.participation import (
     identifiable_users,
     recover_participation,
 )
-from fedprism.types import Knowledge, Observation, Reconstruction, Round, Update
+from fedprism.types import Observation, Reconstruction, Round, Update, same_tensors
 
 SOLVED = frozenset({UserStatus.CERTIFIED, UserStatus.SOLVED, UserStatus.GIVEN})
 """Statuses of users whose rounds are taken as known."""
 GUESSED = frozenset({UserStatus.AMBIGUOUS, UserStatus.UNCERTAIN})
 """Statuses of users whose column is one of several; without any column the other users' updates would be worse."""
 TOUCHED = 1e-6
-"""Smallest share of another user's update that counts."""
+"""Smallest coefficient of another user's update that is more than rounding error."""
 MOST_NAMED = 10
 """Users that a status names before it goes over to counting."""
+OF_THE_FEDERATION = ("participation", "windows", "counts", "cohort_sizes")
+"""Knowledge that says nothing about one user alone."""
+
+
+NO_SUMS = (
+    "it takes apart sums of several rounds of one model, of which there are none: several grid.clients, several "
+    "federation.rounds, frozen and a window make some"
+)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -75,81 +83,73 @@ class Disaggregation(Reduction, Attack):
         """Participation or counts in windows, whichever is granted: none of them is a need on its own."""
         return frozenset({"participation", "windows", "counts", "cohort_sizes", "examples", "batch_size", "labels"})
 
+    def not_worth(self, circumstances: Circumstances) -> str | None:
+        return None if circumstances.sums_of_rounds else NO_SUMS
+
     def run(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
-        apart = self._apart(observation)
+        separation = self._separate(observation)
         return Reconstruction(
-            updates=tuple(apart.update_of(user) for user in apart.updates),
-            owners=tuple(apart.names[user] for user in apart.updates),
-            status=apart.status,
-            diagnostics=apart.diagnostics,
+            updates=tuple(separation.updates.values()),
+            owners=tuple(separation.names[user] for user in separation.updates),
+            status=separation.status,
+            diagnostics=separation.diagnostics,
         )
 
     def reduce(self, observation: Observation) -> tuple[Observation, ...]:
         return self.explained(observation).parts
 
     def explained(self, observation: Observation) -> Reduced:
-        apart = self._apart(observation)
-        parts = tuple(_alone(observation, apart, user) for user in apart.updates)
-        return Reduced(parts, apart.status, apart.diagnostics)
+        separation = self._separate(observation)
+        parts = tuple(_alone(observation, separation, user) for user in separation.updates)
+        return Reduced(parts, separation.status, separation.diagnostics)
 
-    def _apart(self, observation: Observation) -> _Apart:
+    def _separate(self, observation: Observation) -> _Separation:
         _check_rounds(observation.rounds)
-        federation = _federation(observation)
+        first, federation = observation.rounds[0], _federation(observation)
         sums = _sums(observation.rounds, _factors(self.name, observation, federation))
         try:
-            rounds = self._rounds(observation, federation, sums)
-            columns = rounds.solved.nonzero().flatten()
-            matrix = rounds.matrix[:, columns]
-            identified = identifiable_users(matrix, aggregates=sums) if len(columns) else None
-            updates = disaggregate(sums, matrix) if len(columns) else sums[:0]
+            columns = self._columns(observation, federation, sums)
+            users = columns.usable.nonzero().flatten()
+            matrix = columns.matrix[:, users]
+            identified = identifiable_users(matrix, aggregates=sums) if len(users) else None
+            updates = disaggregate(sums, matrix) if len(users) else sums[:0]
         except ValueError as error:
             raise BadInput(str(error)) from error
-        determined = identified.users.tolist() if identified is not None else []
-        rows = {
-            user: row
-            for row, user in enumerate(columns.tolist())
-            if determined[row] and not bool(rounds.doubtful[user])
-        }
-        names = federation.named(rounds.matrix.shape[1])
-        weights = federation.weights(observation.rounds[0])
-        measured = identified is not None and identified.noise is not None
-        errors = identified.error.tolist() if identified is not None and measured else []
-        return _Apart(
+        names, weights = federation.named(columns.matrix.shape[1], first.reduction)
+        rows: dict[int, int] = {}
+        errors: dict[str, float] = {}
+        if identified is not None:
+            clear = identified.users & ~columns.doubtful[users]
+            rows = {int(users[row]): row for row in clear.nonzero().flatten().tolist()}
+            if identified.noise is not None:
+                deviations = identified.error.tolist()
+                errors = {names[user]: deviations[row] / weights[user] for user, row in rows.items()}
+        return _Separation(
             names=names,
             examples=federation.examples,
-            updates={user: updates[row] / weights.get(user, 1) for user, row in rows.items()},
-            like=observation.rounds[0].update,
-            status=_status(names, rows, rounds, identified),
+            updates={user: _as_update(updates[row] / weights[user], first.update) for user, row in rows.items()},
+            status=_status(names, rows, columns, identified),
             diagnostics={
-                "participation": rounds.matrix.cpu(),
-                "recovery": rounds.recovery,
+                "participation": columns.matrix.cpu(),
+                "recovery": columns.recovery,
                 "identifiability": identified,
-                "errors": {names[user]: errors[row] / weights.get(user, 1) for user, row in rows.items() if measured},
+                "errors": errors,
             },
         )
 
-    def _rounds(self, observation: Observation, federation: _Federation, sums: Tensor) -> _Rounds:
+    def _columns(self, observation: Observation, federation: _Federation, sums: Tensor) -> _Columns:
         """Who took part when: as it is known, or recovered from the sums and the counts."""
-        matrix = federation.matrix
+        matrix, knowledge = federation.matrix, observation.knowledge
         if matrix is not None:
-            return _Rounds(matrix, matrix.any(0), torch.zeros_like(matrix[0]), None)
-        found = self._recover(observation, sums, federation.known)
-        taken = found.matrix.any(0)
-        solved = torch.tensor([status in SOLVED for status in found.statuses], device=taken.device)
-        guessed = torch.tensor([status in GUESSED for status in found.statuses], device=taken.device)
-        candidates = taken & (solved | guessed)
-        return _Rounds(found.matrix, candidates, guessed | _touched(found, candidates), found)
-
-    def _recover(self, observation: Observation, sums: Tensor, known: Tensor | None) -> Participation:
-        knowledge = observation.knowledge
+            return _Columns(matrix, matrix.any(0), torch.zeros_like(matrix[0]), None)
         for field in ("counts", "windows"):
             if getattr(knowledge, field) is None:
                 raise MissingKnowledge(self.name, field)
-        return recover_participation(
+        recovery = recover_participation(
             sums,
             knowledge.windows,
             knowledge.counts,
-            known=known,
+            known=federation.known,
             cohort_sizes=knowledge.cohort_sizes,
             count_tolerance=self.count_tolerance,
             certify=self.certify,
@@ -157,6 +157,12 @@ class Disaggregation(Reduction, Attack):
             executor=self.executor,
             progress=progress.report,
         )
+        solved, guessed = (
+            torch.tensor([status in statuses for status in recovery.statuses], device=recovery.matrix.device)
+            for statuses in (SOLVED, GUESSED)
+        )
+        usable = recovery.matrix.any(0) & (solved | guessed)
+        return _Columns(recovery.matrix, usable, guessed | _touched(recovery, usable), recovery)
 
 
 def disaggregation() -> Disaggregation:
@@ -164,28 +170,20 @@ def disaggregation() -> Disaggregation:
     return Disaggregation()
 
 
-class _Apart(NamedTuple):
+class _Separation(NamedTuple):
     names: tuple[str, ...]
     examples: tuple[int, ...] | None
     """How many samples each user trains on."""
-    updates: Mapping[int, Tensor]
-    """(parameters,) for each user whose update is determined."""
-    like: Update
-    """Names and shapes of the tensors that an update is made of."""
+    updates: dict[int, Update]
+    """The update of each user for whom the sums determine it."""
     status: str
-    diagnostics: Mapping[str, Any]
-
-    def update_of(self, user: int) -> Update:
-        names = sorted(self.like)
-        parts = torch.split(self.updates[user], [self.like[name].numel() for name in names])
-        own = dict(zip(names, parts, strict=True))
-        return {name: own[name].view(tensor.shape).to(tensor) for name, tensor in self.like.items()}
+    diagnostics: dict[str, Any]
 
 
-class _Rounds(NamedTuple):
+class _Columns(NamedTuple):
     matrix: Tensor
     """(rounds, users), who took part when."""
-    solved: Tensor
+    usable: Tensor
     """(users,) who has a column that goes into the least squares."""
     doubtful: Tensor
     """(users,) whose update hangs on which of several possible columns is right."""
@@ -197,35 +195,36 @@ def _sums(rounds: Sequence[Round], factors: Tensor | None) -> Tensor:
     """(rounds, parameters); `factors` (rounds,) turn means back into sums."""
     # In the order of their names: a capture may list tensors in another order, and sums depend on it in the last digit.
     names = sorted(rounds[0].update)
-    rows = torch.stack([torch.cat([seen.update[name].flatten() for name in names]) for seen in rounds])
+    rows = torch.stack([torch.cat([round_.update[name].flatten() for name in names]) for round_ in rounds])
     return rows if factors is None else rows.mul_(factors.to(rows)[:, None])
+
+
+def _as_update(values: Tensor, like: Update) -> Update:
+    """One row of `_sums` as the tensors that an update is made of."""
+    names = sorted(like)
+    tensors = dict(zip(names, torch.split(values, [like[name].numel() for name in names]), strict=True))
+    return {name: tensors[name].view(tensor.shape).to(tensor) for name, tensor in like.items()}
 
 
 def _check_rounds(rounds: Sequence[Round]) -> None:
     """Refuse rounds whose updates are not sums of one set of vectors."""
     first = rounds[0]
-    if len({(seen.kind, seen.reduction) for seen in rounds}) > 1:
+    if len({(round_.kind, round_.reduction) for round_ in rounds}) > 1:
         raise BadInput(
             "expected one kind of update and one reduction in all rounds, found several; attack those that agree."
         )
-    for seen in rounds:
-        if {name: t.shape for name, t in seen.update.items()} != {name: t.shape for name, t in first.update.items()}:
+    shapes = {name: tensor.shape for name, tensor in first.update.items()}
+    for round_ in rounds:
+        if {name: tensor.shape for name, tensor in round_.update.items()} != shapes:
             raise BadInput(
-                f"expected the same tensors in every round's update, found others in round {seen.index}; "
+                f"expected the same tensors in every round's update, found others in round {round_.index}; "
                 "leave that round out."
             )
-        if not _same(seen.params, first.params):
+        if not same_tensors(round_.params, first.params):
             raise NotApplicable(
-                f"disaggregation expects the same model in every round, found another one sent in round {seen.index}; "
-                "attack the rounds that share a model."
+                f"disaggregation expects the same model in every round, found another one sent in round "
+                f"{round_.index}; attack the rounds that share a model."
             )
-
-
-def _same(first: Update, second: Update) -> bool:
-    """Whether two updates hold the same numbers; the same object does without a look at them."""
-    return first is second or (
-        first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
-    )
 
 
 class _Federation(NamedTuple):
@@ -241,44 +240,41 @@ class _Federation(NamedTuple):
         """(rounds, users) bool where all of it is known."""
         return self.known.bool() if self.known is not None and bool((self.known >= 0).all()) else None
 
-    def named(self, users: int) -> tuple[str, ...]:
-        """The users' names, once it is known how many there are."""
+    def named(self, users: int, reduction: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """Each user's name, and what the sums count its update for, once it is known how many users there are."""
         if self.examples is not None and len(self.examples) != users:
             raise BadInput(
                 f"expected the number of examples of each of {users} users, found {len(self.examples)} numbers; "
                 "correct or withhold them."
             )
-        return self.names or tuple(f"client-{user}" for user in range(users))
-
-    def weights(self, seen: Round) -> dict[int, int]:
-        """What the sums count each user's update for, where that is not once."""
-        weighted = seen.reduction == "weighted_mean" and self.examples is not None
-        return dict(enumerate(self.examples or ())) if weighted else {}
+        weights = self.examples if reduction == "weighted_mean" else None
+        return self.names or tuple(f"client-{user}" for user in range(users)), weights or (1,) * users
 
 
 def _federation(observation: Observation) -> _Federation:
     """Who took part when, as far as it is known: from a matrix, or from the participants that the rounds list."""
-    rounds, given = observation.rounds, observation.knowledge.participation
-    if given is not None:
-        if given.dim() != 2 or len(given) != len(rounds):
+    rounds, matrix = observation.rounds, observation.knowledge.participation
+    if matrix is not None:
+        if matrix.dim() != 2 or len(matrix) != len(rounds):
             raise BadInput(
-                f"expected participation as {len(rounds)} rounds x users, found shape {tuple(given.shape)}; correct it."
+                f"expected participation as {len(rounds)} rounds x users, found shape {tuple(matrix.shape)}; "
+                "correct it."
             )
-        known = given.nan_to_num(-1) if given.dtype.is_floating_point else given
+        known = matrix.nan_to_num(-1) if matrix.dtype.is_floating_point else matrix
         if not bool(((known == 0) | (known == 1) | (known == -1)).all()):
             raise BadInput("expected participation of 0, 1, and NaN or -1 where unknown, found others; correct it.")
         return _Federation(None, known.to(torch.int8), observation.knowledge.examples)
-    listed = [seen.participants for seen in rounds if seen.participants is not None]
-    if len(listed) < len(rounds):
+    cohorts = [round_.participants for round_ in rounds if round_.participants is not None]
+    if len(cohorts) < len(rounds):
         return _Federation(None, None, observation.knowledge.examples)
     # The order of the columns is our own, so sizes can only come from what the rounds list beside the names.
-    sizes = {
-        name: size for seen in rounds for name, size in zip(seen.participants or (), seen.examples or (), strict=False)
-    }
-    names = tuple(dict.fromkeys(name for participants in listed for name in participants))
-    matrix = torch.tensor([[name in participants for name in names] for participants in listed])
+    sizes: dict[str, int] = {}
+    for round_, cohort in zip(rounds, cohorts, strict=True):
+        sizes.update(zip(cohort, round_.examples or (), strict=False))
+    names = tuple(dict.fromkeys(name for cohort in cohorts for name in cohort))
+    known = torch.tensor([[name in cohort for name in names] for cohort in cohorts]).to(torch.int8)
     complete = all(name in sizes for name in names)
-    return _Federation(names, matrix.to(torch.int8), tuple(sizes[name] for name in names) if complete else None)
+    return _Federation(names, known, tuple(sizes[name] for name in names) if complete else None)
 
 
 def _factors(name: str, observation: Observation, federation: _Federation) -> Tensor | None:
@@ -286,121 +282,105 @@ def _factors(name: str, observation: Observation, federation: _Federation) -> Te
     reduction, matrix, examples = observation.rounds[0].reduction, federation.matrix, federation.examples
     if reduction == "sum":
         return None
+    if reduction == "weighted_mean":
+        if examples is None:
+            raise MissingKnowledge(name, "examples")
+        if matrix is not None:
+            return matrix.double() @ torch.tensor(examples).to(matrix.device, torch.float64)
+        if observation.knowledge.batch_size is not None:
+            return _samples(observation.knowledge.batch_size, len(observation.rounds))
+        if len(set(examples)) > 1:
+            raise NotApplicable(
+                "disaggregation of weighted means expects to know how many examples were trained on in each round, "
+                "found users with different numbers of them and an unknown participation; grant batch_size or the "
+                "participation."
+            )
     cohorts = matrix.sum(1) if matrix is not None else observation.knowledge.cohort_sizes
-    if reduction == "mean":
-        if cohorts is None:
-            raise MissingKnowledge(name, "cohort_sizes")
-        return cohorts
-    if examples is None:
-        raise MissingKnowledge(name, "examples")
-    if matrix is not None:
-        return matrix.double() @ torch.tensor(examples).to(matrix.device, torch.float64)
-    totals = observation.knowledge.batch_size
-    if totals is not None:
-        return _one_each(totals, len(observation.rounds))
-    if len(set(examples)) > 1:
-        raise NotApplicable(
-            "disaggregation of weighted means expects to know how many examples were trained on in each round, found "
-            "users with different numbers of them and an unknown participation; grant batch_size or the participation."
-        )
     if cohorts is None:
         raise MissingKnowledge(name, "cohort_sizes")
-    return cohorts * examples[0]
+    return cohorts if examples is None or reduction == "mean" else cohorts * examples[0]
 
 
-def _one_each(totals: int | tuple[int, ...], rounds: int) -> Tensor:
+def _samples(batch_size: int | tuple[int, ...], rounds: int) -> Tensor:
     """(rounds,) how many samples are behind each."""
-    given = totals if isinstance(totals, tuple) else (totals,) * rounds
-    if len(given) != rounds:
+    sizes = batch_size if isinstance(batch_size, tuple) else (batch_size,) * rounds
+    if len(sizes) != rounds:
         raise BadInput(
-            f"expected batch_size as one number or one for each of {rounds} rounds, found {len(given)}; correct it."
+            f"expected batch_size as one number or one for each of {rounds} rounds, found {len(sizes)}; correct it."
         )
-    return torch.tensor(given)
+    return torch.tensor(sizes)
 
 
-def _touched(found: Participation, candidates: Tensor) -> Tensor:
+def _touched(recovery: Participation, candidates: Tensor) -> Tensor:
     """(users,) whose update would be another one if an ambiguous user's column were one of its alternatives.
 
     With p_i replaced by a = P x, the same sums are explained by g_j - (x_j / x_i) g_i in place of g_j.
     """
     users = candidates.nonzero().flatten()
     touched = torch.zeros_like(candidates)
-    inverse = torch.linalg.pinv(found.matrix[:, users].double())
-    for user, others in found.alternatives.items():
-        shares = others.to(inverse) @ inverse.T  # (alternatives, users)
-        valid = shares[:, users == user].abs().flatten() > TOUCHED  # else the user would have no update of its own
-        touched[users] |= (shares[valid].abs() > TOUCHED).any(0) & (users != user)
+    inverse = torch.linalg.pinv(recovery.matrix[:, users].double())
+    for user, others in recovery.alternatives.items():
+        coefficients = others.to(inverse) @ inverse.T  # (alternatives, users)
+        valid = coefficients[:, users == user].abs().flatten() > TOUCHED  # else the user would send nothing
+        touched[users] |= (coefficients[valid].abs() > TOUCHED).any(0) & (users != user)
     return touched
 
 
-def _alone(observation: Observation, apart: _Apart, user: int) -> Observation:
+def _alone(observation: Observation, separation: _Separation, user: int) -> Observation:
     """What an eavesdropper on this one user would have seen, with what is known about it."""
-    first, knowledge, name = observation.rounds[0], observation.knowledge, apart.names[user]
-    size = apart.examples[user] if apart.examples is not None else None
-    return dataclasses.replace(
-        observation,
-        rounds=(
-            Round(
-                params=first.params,
-                update=apart.update_of(user),
-                kind=first.kind,
-                participants=(name,),
-                examples=(size,) if size is not None else None,
-                buffers_before=first.buffers_before,
-            ),
-        ),
-        knowledge=_knowledge_about(knowledge, user, size),
-        subject=name,
+    first, name = observation.rounds[0], separation.names[user]
+    size = separation.examples[user] if separation.examples is not None else None
+    examples = (size,) if size is not None else None
+    round_ = Round(
+        params=first.params,
+        update=separation.updates[user],
+        kind=first.kind,
+        participants=(name,),
+        examples=examples,
+        buffers_before=first.buffers_before,
     )
-
-
-def _knowledge_about(knowledge: Knowledge, user: int, size: int | None) -> Knowledge:
-    """The part of the knowledge that concerns one user; that about the federation has done its work."""
-    labels = knowledge.labels[user] if isinstance(knowledge.labels, tuple) else None
-    return dataclasses.replace(
-        knowledge,
+    labels = observation.knowledge.labels[user] if isinstance(observation.knowledge.labels, tuple) else None
+    knowledge = dataclasses.replace(
+        observation.knowledge,
         # Labels are those of all its data, of which a user may train on a part in each round: the mean is over all.
         batch_size=size if labels is None or size is None else len(labels),
         labels=labels,
-        examples=(size,) if size is not None else None,
-        participation=None,
-        windows=None,
-        counts=None,
-        cohort_sizes=None,
+        examples=examples,
+        **dict.fromkeys(OF_THE_FEDERATION),
     )
+    return dataclasses.replace(observation, rounds=(round_,), knowledge=knowledge, subject=name)
 
 
-def _status(names: Sequence[str], kept: Collection[int], rounds: _Rounds, identified: Identifiability | None) -> str:
-    """What was found, how far it is proved, and who is left out for which reason."""
-    proof = "participation was known"
-    if rounds.recovery is not None:
-        proved = sum(bool(rounds.recovery.certified[user]) for user in kept)
+def _status(names: Sequence[str], kept: Collection[int], columns: _Columns, identified: Identifiability | None) -> str:
+    """How many updates came out, how far that is proved, and who is left out for which reason."""
+    recovery, proof = columns.recovery, "participation was known"
+    if recovery is not None:
+        proved = sum(bool(recovery.certified[user]) for user in kept)
         proof = f"the rounds of {proved} of these are proved to be the only ones possible"
-    said = [f"{len(kept)} of {len(names)} users' updates were taken out of the sums", proof]
-    reasons: dict[str, list[int]] = {}
+    sentences = [f"{len(kept)} of {len(names)} users' updates were taken out of the sums", proof]
+    reasons: dict[str, list[str]] = {}
     for user in sorted(set(range(len(names))) - set(kept)):
-        reasons.setdefault(_reason(user, rounds), []).append(user)
-    said += [f"left out ({reason}): {_listed(names, users)}" for reason, users in reasons.items()]
-    hidden = rounds.recovery.rank - int(rounds.solved.sum()) if rounds.recovery is not None else 0
+        reasons.setdefault(_reason(user, columns), []).append(names[user])
+    for reason, users in reasons.items():
+        more = f" and {len(users) - MOST_NAMED} more" if len(users) > MOST_NAMED else ""
+        sentences.append(f"left out ({reason}): {', '.join(users[:MOST_NAMED])}{more}")
+    hidden = recovery.rank - int(columns.usable.sum()) if recovery is not None else 0
     if hidden > 0 and kept:
-        said.append(
+        sentences.append(
             f"the sums hold the updates of {hidden} more users whose rounds are not known, parts of which are in the "
             "updates found: see errors"
         )
-    if identified is not None and identified.noise is None:
-        said.append("no more rounds than users, so that errors cannot be told")
-    return "; ".join([*said, *([str(identified.status.value)] if identified is not None else [])])
+    if identified is not None:
+        if identified.noise is None:
+            sentences.append("no more rounds than users, so that errors cannot be told")
+        sentences.append(str(identified.status.value))
+    return "; ".join(sentences)
 
 
-def _reason(user: int, rounds: _Rounds) -> str:
+def _reason(user: int, columns: _Columns) -> str:
     """Why a user is left out."""
-    if rounds.recovery is not None and rounds.recovery.statuses[user] not in SOLVED:
-        return str(rounds.recovery.statuses[user].value)
-    if not bool(rounds.matrix[:, user].any()):
+    if columns.recovery is not None and columns.recovery.statuses[user] not in SOLVED:
+        return str(columns.recovery.statuses[user].value)
+    if not bool(columns.matrix[:, user].any()):
         return "never took part"
     return "the sums do not determine the update"
-
-
-def _listed(names: Sequence[str], users: Sequence[int]) -> str:
-    more = f" and {len(users) - MOST_NAMED} more" if len(users) > MOST_NAMED else ""
-    return ", ".join(names[user] for user in users[:MOST_NAMED]) + more

@@ -13,7 +13,6 @@ off the update itself where that is of one mixture.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
@@ -23,17 +22,17 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fedprism import losses
-from fedprism.attacks.base import Attack, PerClient
-from fedprism.attacks.forward import input_box
-from fedprism.attacks.gradient_matching import GradientMatching
-from fedprism.attacks.matching_labels import Labels
-from fedprism.attacks.matching_presets import inverting_gradients
-from fedprism.attacks.structure import trace
-from fedprism.batchnorm import buffers_of
+from fedprism.attacks.base import Attack, Circumstances, split_updates
+from fedprism.attacks.gradient_matching.attack import GradientMatching
+from fedprism.attacks.gradient_matching.forward import input_box
+from fedprism.attacks.gradient_matching.labels import Labels
+from fedprism.attacks.gradient_matching.presets import inverting_gradients
+from fedprism.client.batchnorm import buffers_of
 from fedprism.defenses.mixup import Told
 from fedprism.errors import BadInput, MissingKnowledge, NotApplicable
-from fedprism.solvers.decode import Decoding, decode_mixtures
-from fedprism.solvers.priors import TotalVariation
+from fedprism.network.network_map import network_map
+from fedprism.solvers.matching.priors import TotalVariation
+from fedprism.solvers.separation.decode import Decoding, decode_mixtures
 from fedprism.types import Ambiguity, Knowledge, Observation, Reconstruction, is_soft
 
 
@@ -44,21 +43,18 @@ def known_labels(variation: TotalVariation) -> GradientMatching:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Encodings(Attack):
-    """Decodes the mixtures that `inner`, an attack on one update, finds behind each of several updates.
-
-    masked: entries carry random signs (InstaHide). All samples may then as well be their negatives: a declared
-    ambiguity. ridge: against errors of the encodings, relative to the largest squared singular value of the mixing.
-    starts, search_iterations: of the search for signs.
-    """
+    """Decodes the mixtures that `inner`, an attack on one update, finds behind each of several updates."""
 
     inner: Attack = known_labels(TotalVariation(0.1))  # noqa: RUF009 (frozen)
     masked: bool = False
+    """Whether entries carry random signs (InstaHide); all samples may then as well be their negatives."""
     ridge: float = 1e-3
+    """Against errors of the encodings, relative to the largest squared singular value of the mixing."""
     starts: int = 3
+    """Of the search for signs."""
     search_iterations: int = 200
 
     citation: ClassVar[str] = "Huang et al. 2021; Carlini et al. 2021 (decoding of MixUp and InstaHide)"
-    reads_many: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not self.ridge >= 0 or self.starts < 1 or self.search_iterations < 1:
@@ -75,25 +71,28 @@ class Encodings(Attack):
     def uses(self) -> frozenset[str]:
         return self.inner.uses | {"labels", "bounds", "normalization", "loss"}
 
+    def not_worth(self, circumstances: Circumstances) -> str | None:
+        named = "it needs an attacker who is granted labels and mixing"
+        return named if circumstances.mixes else "no client of this plan mixes samples"
+
     def run(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
-        given = observation.knowledge.mixing
-        if given is None:
+        if observation.knowledge.mixing is None:
             raise MissingKnowledge(self.name, "mixing")
-        told = Told.of(given, len(observation.rounds))
-        parts = each_update(observation)
-        mixtures = mixtures_behind(told, parts)
-        found = [self._encodings(part, rng) for part in parts]
-        inputs = torch.cat([one.inputs for one in found])
+        mixing = Told.of(observation.knowledge.mixing, len(observation.rounds))
+        singles = each_update(observation)
+        mixtures = mixtures_behind(mixing, singles)
+        answers = [self._encodings(single, rng) for single in singles]
+        inputs = torch.cat([answer.inputs for answer in answers])
         rows = torch.cat(mixtures).to(inputs.device)
-        mapping = told.mapping.to(inputs.device)[rows]
-        known = [one.labels.to(inputs.device) for one in found if one.labels is not None]
-        soft = torch.cat(known) if len(known) == len(found) else None
-        if told.coefficients is None and (soft is None or len(soft) != len(rows)):
+        mapping = mixing.mapping.to(inputs.device)[rows]
+        known = [answer.labels.to(inputs.device) for answer in answers if answer.labels is not None]
+        soft = torch.cat(known) if len(known) == len(answers) else None
+        if mixing.coefficients is None and (soft is None or len(soft) != len(rows)):
             raise MissingKnowledge(self.name, "labels")  # nothing else tells the weights
-        coefficients = None if told.coefficients is None else told.coefficients.to(inputs.device)[rows]
-        answer = self.decode(inputs, mapping, coefficients, rng, soft=soft)
-        statuses = dict.fromkeys(one.status for one in found)
-        return replace(answer, status="; ".join([answer.status, *statuses]))
+        coefficients = None if mixing.coefficients is None else mixing.coefficients.to(inputs.device)[rows]
+        decoded = self.decode(inputs, mapping, coefficients, rng, soft=soft)
+        statuses = dict.fromkeys(answer.status for answer in answers)
+        return replace(decoded, status="; ".join([decoded.status, *statuses]))
 
     def decode(
         self,
@@ -105,11 +104,7 @@ class Encodings(Attack):
         soft: Tensor | None = None,
         samples: int | None = None,
     ) -> Reconstruction:
-        """The samples behind encodings that were found, of which encoding e mixes the samples mapping[e], (…, k).
-
-        soft: the encodings' labels, (encodings, classes), where they are known. samples: how many there are, where the
-        mapping does not show it.
-        """
+        """The samples behind encodings; soft: their labels, (encodings, classes), where they are known."""
         decoded = decode_mixtures(
             encodings,
             mapping,
@@ -137,19 +132,23 @@ class Encodings(Attack):
             },
         )
 
-    def _encodings(self, part: Observation, rng: torch.Generator) -> _Found:
+    def _encodings(self, single: Observation, rng: torch.Generator) -> _Answer:
         """What the network was fed behind one update, in the order in which it was."""
-        size, labels = part.knowledge.batch_size, part.knowledge.labels
-        found = self.inner.run(_either_sign(part) if self.masked else part, rng)
-        if found.inputs is None or len(found.inputs) != size:
-            answers = 0 if found.inputs is None else len(found.inputs)
+        size, labels = single.knowledge.batch_size, single.knowledge.labels
+        encodings = self.inner.run(_either_sign(single) if self.masked else single, rng)
+        if encodings.inputs is None or len(encodings.inputs) != size:
+            answers = 0 if encodings.inputs is None else len(encodings.inputs)
             raise NotApplicable(
                 f"{self.name} expects {size} encodings behind an update, found {answers} by {self.inner.name}; "
                 "use an inner attack that answers for every sample of a batch."
             )
         # Rows that were fitted to different soft labels come in the order of these.
-        guided = "labels" in self.inner.needs and isinstance(labels, Tensor) and _all_differ(labels)
-        open_still = found.ambiguity - ({"order"} if size == 1 or guided else set())
+        guided = (
+            "labels" in self.inner.needs
+            and isinstance(labels, Tensor)
+            and len(torch.unique(labels, dim=0)) == len(labels)
+        )
+        open_still = encodings.ambiguity - ({"order"} if size == 1 or guided else set())
         open_still -= {"sign"} if self.masked else set()
         if open_still:
             raise NotApplicable(
@@ -158,7 +157,8 @@ class Encodings(Attack):
                 "them, or attack updates of one mixture."
             )
         soft = labels if isinstance(labels, Tensor) and is_soft(labels) else None
-        return _Found(found.inputs, soft if soft is not None else _read_off(part, found.inputs), found.status)
+        soft = soft if soft is not None else _read_off(single, encodings.inputs)
+        return _Answer(encodings.inputs, soft, encodings.status)
 
 
 def mixup_decoding() -> Encodings:
@@ -171,7 +171,7 @@ def instahide_decoding() -> Encodings:
     return Encodings(inner=known_labels(TotalVariation(0.01, magnitude=True)), masked=True)
 
 
-class _Found(NamedTuple):
+class _Answer(NamedTuple):
     inputs: Tensor
     labels: Tensor | None
     """Soft ones, as they are known or read off; None where they are not."""
@@ -179,64 +179,50 @@ class _Found(NamedTuple):
 
 
 def each_update(observation: Observation) -> tuple[Observation, ...]:
-    """One observation an update, each with its own statistics."""
-    if any(seen.clients != 1 for seen in observation.rounds):
+    """One observation per update, with that update's own statistics."""
+    if any(round.clients != 1 for round in observation.rounds):
         raise NotApplicable(
             "decoding expects updates of single clients, found aggregates of several; disaggregate them first."
         )
-    statistics = observation.knowledge.batchnorm_exact
-    parts = PerClient().reduce(observation)
-    if not isinstance(statistics, tuple):
-        return parts
-    return tuple(
-        replace(part, knowledge=replace(part.knowledge, batchnorm_exact=own))
-        for part, own in zip(parts, statistics, strict=True)
-    )
+    return split_updates(observation)
 
 
-def mixtures_behind(told: Told, parts: Sequence[Observation]) -> list[Tensor]:
+def mixtures_behind(mixing: Told, singles: Sequence[Observation]) -> list[Tensor]:
     """For each update the rows of its mixtures. It must be of one local step: they are then one batch."""
-    mixtures = [(told.updates == number).nonzero().flatten() for number in range(len(parts))]
-    for number, (part, rows) in enumerate(zip(parts, mixtures, strict=True)):
-        if part.knowledge.batch_size != len(rows):
+    mixtures = [(mixing.updates == number).nonzero().flatten() for number in range(len(singles))]
+    for number, (single, rows) in enumerate(zip(singles, mixtures, strict=True)):
+        if single.knowledge.batch_size != len(rows):
             raise NotApplicable(
                 f"decoding expects as many mixtures behind an update as it has samples, found {len(rows)} and "
-                f"{part.knowledge.batch_size} in update {number}; attack clients that take one local step a round."
+                f"{single.knowledge.batch_size} in update {number}; attack clients that take one local step a round."
             )
     return mixtures
 
 
-def _either_sign(part: Observation) -> Observation:
+def _either_sign(single: Observation) -> Observation:
     """The same with a pixel range that holds the negatives too: entries with random signs leave that of images."""
-    box = input_box(part)
+    box = input_box(single)
     if box is None:
-        return part
+        return single
     widest = float(torch.stack([edge.abs().max() for edge in box]).max())
-    known: Knowledge = dataclasses.replace(part.knowledge, bounds=(-widest, widest), normalization=None)
-    return replace(part, knowledge=known)
+    known: Knowledge = replace(single.knowledge, bounds=(-widest, widest), normalization=None)
+    return replace(single, knowledge=known)
 
 
-def _read_off(part: Observation, inputs: Tensor) -> Tensor | None:
-    """The soft label of the one mixture behind an update; None where it cannot be told.
-
-    The gradient of the output layer's bias is softmax(outputs) - label, and the outputs follow from the mixture.
-    """
-    (seen,), loss, model = part.rounds, part.knowledge.loss, part.model
-    if len(inputs) != 1 or seen.kind != "gradient" or model is None:
+def _read_off(single: Observation, inputs: Tensor) -> Tensor | None:
+    """The soft label of an update's one mixture, since the last bias gradient is softmax(outputs) - label, or None."""
+    (round,), model = single.rounds, single.model
+    if len(inputs) != 1 or round.kind != "gradient" or model is None:
         return None
-    if loss is None or losses.name_of(loss) != "cross_entropy":
+    if not losses.is_cross_entropy(single.knowledge.loss):
         return None
-    last = trace(part).output_layer()
-    if last is None or last.bias is None or last.bias not in seen.update:
+    last = network_map(single).output_layer()
+    if last is None or last.bias is None or last.bias not in round.update:
         return None
-    buffers = {name: tensor.clone() for name, tensor in buffers_of(part, seen).items()}
+    buffers = {name: tensor.clone() for name, tensor in buffers_of(single, round).items()}
     with torch.no_grad():
-        outputs = functional_call(model, {**seen.params, **buffers}, (inputs,))
-    return (torch.softmax(outputs, dim=1) - seen.update[last.bias]).clamp(0, 1)
-
-
-def _all_differ(labels: Tensor) -> bool:
-    return len(torch.unique(labels, dim=0)) == len(labels)
+        outputs = functional_call(model, {**round.params, **buffers}, (inputs,))
+    return (torch.softmax(outputs, dim=1) - round.update[last.bias]).clamp(0, 1)
 
 
 def _classes(decoded: Decoding, mapping: Tensor, soft: Tensor | None) -> Tensor | None:

@@ -16,22 +16,21 @@ with opposite errors blend are told by values outside the pixel range or a stati
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from fedprism.attacks.base import Attack, only_round
-from fedprism.attacks.forward import input_box
+from fedprism.attacks.base import NO_DENSE_LAYER, NOBODY_TAMPERS, Circumstances, UpdateAttack
+from fedprism.attacks.gradient_matching.forward import input_box
 from fedprism.errors import BadInput, NotApplicable
+from fedprism.network.forward_pass import same, watch
 from fedprism.types import Observation, Reconstruction, Round, Update
 
 SLACK = 0.01
-"""How far outside the pixel range or its bin a sample may lie, relative to the range: rounding, not blending."""
+"""How far outside the pixel range, or its bin, a sample may lie, relative to the range or the spread: rounding."""
 
 
 class ImprintStatus(StrEnum):
@@ -50,7 +49,7 @@ class _Layers(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Imprint(Attack):
+class Imprint(UpdateAttack):
     """Bins the mean of the input's values by the rows of the first dense layer.
 
     centre, spread: the mean and standard deviation that the server expects of that statistic; the edges are the
@@ -78,6 +77,11 @@ class Imprint(Attack):
     def uses(self) -> frozenset[str]:
         return frozenset({"batch_size", "bounds", "normalization"})
 
+    def not_worth(self, circumstances: Circumstances) -> str | None:
+        if not circumstances.tampers:
+            return NOBODY_TAMPERS
+        return None if circumstances.dense_layer_first else NO_DENSE_LAYER
+
     def tamper(self, model: nn.Module, params: Update, rng: torch.Generator) -> tuple[Update, dict[str, Tensor]]:
         """The parameters with an imprinted first layer, and the order of its rows."""
         names = _layers(model, params)
@@ -99,13 +103,13 @@ class Imprint(Attack):
             names.next_weight: column.to(next_weight).expand_as(next_weight).contiguous(),
         }, {"order": order, "edges": edges}
 
-    def run(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
-        seen = only_round(self, observation.rounds)
+    def attack_update(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
+        round = observation.round
         assert observation.model is not None
         assert observation.trapdoor is not None
-        names = _layers(observation.model, seen.params)
-        inputs, bins = self._bins(seen, names, observation.trapdoor)
-        inputs = inputs.to(seen.params[names.weight].dtype).view(-1, *(observation.knowledge.input_shape or ()))
+        names = _layers(observation.model, round.params)
+        inputs, bins = self._bins(round, names, observation.trapdoor)
+        inputs = inputs.to(round.params[names.weight].dtype).view(-1, *(observation.knowledge.input_shape or ()))
         kept = _within(inputs, observation)
         size = observation.knowledge.batch_size
         return Reconstruction(
@@ -115,9 +119,9 @@ class Imprint(Attack):
             diagnostics={"bins": bins[kept].tolist(), "answered": len(inputs), "left_out": int((~kept).sum())},
         )
 
-    def _bins(self, seen: Round, names: _Layers, trapdoor: Update) -> tuple[Tensor, Tensor]:
+    def _bins(self, round: Round, names: _Layers, trapdoor: Update) -> tuple[Tensor, Tensor]:
         """What each bin that answers holds, (answering, features), and the numbers of these bins."""
-        weight_grad, bias_grad = (_update(seen, name).double() for name in (names.weight, names.bias))
+        weight_grad, bias_grad = (_update(round, name).double() for name in (names.weight, names.bias))
         order = trapdoor["order"].to(weight_grad.device)
         edges = trapdoor["edges"].to(weight_grad)
         # The last bin has no upper edge.
@@ -139,50 +143,36 @@ def imprint() -> Imprint:
 
 def _layers(model: nn.Module, params: Update) -> _Layers:
     """The two first layers, where they are dense with a ReLU between; found by watching a blank pass."""
-    own = [
-        (name, module)
-        for name, module in model.named_modules()
-        if next(module.parameters(recurse=False), None) is not None
-    ]
-    linear = [(f"{name}." if name else "", module) for name, module in own[:2] if isinstance(module, nn.Linear)]
-    found = "another kind of layer" if len(own) > 1 else "fewer layers"
+    trained = [named for named in model.named_modules() if next(named[1].parameters(recurse=False), None) is not None]
+    linear = [(f"{name}." if name else "", module) for name, module in trained[:2] if isinstance(module, nn.Linear)]
+    reason = "another kind of layer" if len(trained) > 1 else "fewer layers"
     if len(linear) == 2:
         (first, one), (second, two) = linear
-        found = "no bias" if one.bias is None else "something other than a ReLU between them"
-        if one.bias is not None and _relu_between(model, params, one, two):
+        reason = "no bias" if one.bias is None else "something other than a ReLU between them"
+        if one.bias is not None and _relu_between(model, params, params[f"{first}weight"], one, two):
             return _Layers(f"{first}weight", f"{first}bias", f"{second}weight")
     raise NotApplicable(
         "imprint expects a dense layer with a bias, a ReLU and a dense layer as the first layers of the model, "
-        f"found {found}; use mkor or class-fishing instead."
+        f"found {reason}; use mkor or class-fishing instead."
     )
 
 
-def _relu_between(model: nn.Module, params: Update, first: nn.Linear, second: nn.Linear) -> bool:
+def _relu_between(model: nn.Module, params: Update, like: Tensor, first: nn.Linear, second: nn.Linear) -> bool:
     """Whether the second layer is fed with the ReLU of the first one's outputs."""
-    names = [name for name, module in model.named_modules() if module in (first, second)]
-    model = copy.deepcopy(model).eval()
-    seen: list[Tensor] = []
-    hooks = [
-        model.get_submodule(names[0]).register_forward_hook(lambda _, __, outputs: seen.append(outputs.clone())),
-        model.get_submodule(names[1]).register_forward_pre_hook(lambda _, args: seen.append(args[0].clone())),
-    ]
-    like = params[f"{names[0]}.weight" if names[0] else "weight"]
     inputs = torch.rand(2, first.in_features, generator=torch.Generator().manual_seed(0)).to(like) - 0.5
     try:
-        with torch.no_grad():
-            functional_call(model, dict(params), (inputs,))
+        operations, _ = watch(model, params, inputs, (first, second))
     except RuntimeError:  # the model takes no flat inputs
         return False
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return len(seen) == 2 and seen[0].shape == seen[1].shape and torch.equal(torch.relu(seen[0]), seen[1])
+    if [operation.module for operation in operations] != [first, second]:
+        return False
+    return same(torch.relu(operations[0].outputs), operations[1].inputs)
 
 
-def _update(seen: Round, name: str) -> Tensor:
-    if name not in seen.update:
+def _update(round: Round, name: str) -> Tensor:
+    if name not in round.update:
         raise NotApplicable(f"imprint expects '{name}' in the update, found none; record the whole update.")
-    return seen.update[name]
+    return round.update[name]
 
 
 def _within(inputs: Tensor, observation: Observation) -> Tensor:

@@ -14,38 +14,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from functools import partial
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedprism import progress
-from fedprism.attacks.base import Attack
+from fedprism.attacks.base import Attack, Circumstances
 from fedprism.attacks.encodings import each_update, known_labels, mixtures_behind
-from fedprism.attacks.forward import Forward, QuickForward, forward_model, input_box, moments_in_passing
-from fedprism.attacks.gradient_matching import GradientMatching
-from fedprism.batchnorm import Pull, pull_prior
-from fedprism.defenses.base import Chain
+from fedprism.attacks.gradient_matching.attack import GradientMatching, MatchingTask
+from fedprism.attacks.gradient_matching.forward import (
+    Forward,
+    PreparedForward,
+    input_box,
+    moments_of_last_pass,
+)
 from fedprism.defenses.instahide import InstaHide
 from fedprism.defenses.mixup import Told
 from fedprism.errors import MissingKnowledge, NotApplicable
-from fedprism.solvers.matching import Matching, match_gradients
-from fedprism.solvers.priors import BatchMoments, TotalVariation
+from fedprism.solvers.matching.priors import BatchMoments, TotalVariation
 from fedprism.types import Observation, Reconstruction
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class MixedSamples(Attack):
-    """Finds the samples that, mixed as told, explain all updates together.
-
-    matching: how gradients are matched. Its priors are about the samples, its pull about the statistics of each
-    update's mixtures. Its iterations are of all updates at once; where pruning is known, as many follow it.
-    """
+    """Finds the samples that, mixed as told, explain all updates together."""
 
     matching: GradientMatching = known_labels(TotalVariation(0.01))  # noqa: RUF009 (frozen)
+    """Its priors are about the samples, its pull about each update's mixtures; known pruning doubles its iterations."""
 
     citation: ClassVar[str] = "Huang et al. 2021 (MixUp, with what was mixed told); the samples are ours to look for"
-    reads_many: ClassVar[bool] = True
 
     @property
     def needs(self) -> frozenset[str]:
@@ -55,22 +53,18 @@ class MixedSamples(Attack):
     def uses(self) -> frozenset[str]:
         return self.matching.uses
 
+    def not_worth(self, circumstances: Circumstances) -> str | None:
+        named = "it needs an attacker who is granted labels and mixing"
+        return named if circumstances.mixes else "no client of this plan mixes samples"
+
     def run(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
-        mixed = _Mixed.of(self, observation)
-        matching, box = self.matching, input_box(observation)
-        seen = [self._seen(part, weights) for part, weights in zip(mixed.parts, mixed.weights, strict=True)]
-        follows = any(one.forward.follows_pruning for one in seen)
-        from_starts = matching.iterations * (1 if matching.race else matching.restarts)
-        total = from_starts + (matching.iterations if follows else 0)
-        ignoring = [one._replace(forward=one.forward.ignoring_pruning()) for one in seen]
-        best = self._from_starts(_Together(ignoring, matching), mixed.shape, box, rng, total)
-        notes, found = list[str](), dict[str, Any]()
-        if follows:
-            together, lr = _Together(seen, matching), matching.follow * matching.lr
-            best = self._match(together, best.inputs, box, matching.iterations, (from_starts, total), lr=lr)
-            found = {"ignoring_pruning": float(best.history[0]), "following_pruning": best.objective}
-            more = "more" if found["following_pruning"] < found["ignoring_pruning"] else "no more"
-            notes.append(f"following the pruning explains {more}")
+        mixed, box = _Mixed.of(self, observation), input_box(observation)
+        updates = [self._update(single, weights) for single, weights in zip(mixed.singles, mixed.weights, strict=True)]
+        ignoring = [update._replace(forward=update.forward.ignoring_pruning()) for update in updates]
+        task_of = partial(self._task, shape=mixed.shape, box=box)
+        follows = any(update.forward.follows_pruning for update in updates)
+        solution = self.matching.solve(task_of(ignoring), rng, partial(task_of, updates) if follows else None)
+        best, notes = solution.best, [solution.note] if solution.note else []
         matrix, samples = torch.cat(mixed.weights), mixed.shape[0]
         if int(torch.linalg.matrix_rank(matrix)) < samples:
             notes.append("there are too few mixtures to tell the samples apart")
@@ -82,58 +76,25 @@ class MixedSamples(Attack):
                 "objective": best.objective,
                 "iterations_run": len(best.history),
                 "stepping": best.stepping,
-                **found,
+                **solution.diagnostics,
             },
         )
 
-    def _seen(self, part: Observation, weights: Tensor) -> _Seen:
-        (update,), matching, labels = part.rounds, self.matching, part.knowledge.labels
+    def _update(self, single: Observation, weights: Tensor) -> _MixedUpdate:
+        (update,), labels = single.rounds, single.knowledge.labels
         if not isinstance(labels, Tensor):
             raise MissingKnowledge(self.name, "labels")
-        forward = forward_model(
-            part, update, unroll=matching.unroll, adaptive=matching.adaptive, normalise=matching.normalise
-        )
-        pull = pull_prior(
-            forward.model, forward.params, forward.buffers, part.knowledge, matching.pull, matching.pull_weight
-        )
+        forward, pull = self.matching.forward(single, update)
         like = forward.target[0]
-        return _Seen(forward, pull, weights.to(like), labels.to(like.device))
+        return _MixedUpdate(forward, pull, weights.to(like), labels.to(like.device))
 
-    def _from_starts(
-        self,
-        together: _Together,
-        shape: tuple[int, ...],
-        box: tuple[Tensor, Tensor] | None,
-        rng: torch.Generator,
-        total: int,
-    ) -> Matching:
-        """The best run of all starts; in a race, one that goes on from the best of the short ones."""
-        matching = self.matching
-        heat = int(matching.race * matching.iterations)
-        each, runs = heat or matching.iterations, list[Matching]()
-        for number in range(matching.restarts):
-            start = matching.start(shape, rng).to(together.target[0])
-            runs.append(self._match(together, start, box, each, (number * each, total)))
-        best = min(runs, key=lambda run: run.objective)
-        done = heat * matching.restarts
-        return self._match(together, best.inputs, box, matching.iterations - done, (done, total)) if heat else best
-
-    def _match(
-        self,
-        together: _Together,
-        start: Tensor,
-        box: tuple[Tensor, Tensor] | None,
-        iterations: int,
-        progress_of: tuple[int, int],
-        lr: float | None = None,
-    ) -> Matching:
-        """One run. progress_of: the iterations before it, and those of all runs."""
-        before, total = progress_of
-        search = self.matching.search(
-            iterations=iterations, box=box, progress=lambda step, _: progress.report(before + step, total)
+    def _task(
+        self, updates: Sequence[_MixedUpdate], *, shape: tuple[int, ...], box: tuple[Tensor, Tensor] | None
+    ) -> MatchingTask:
+        together = _Together(updates, self.matching)
+        return MatchingTask(
+            together.gradients_of, tuple(together.target), shape, (*self.matching.priors, together.pull), box
         )
-        search = replace(search, priors=(*search.priors, together.pull), lr=lr or self.matching.lr)
-        return match_gradients(together.gradients_of, together.target, start, search)
 
 
 def mixup_at_once() -> MixedSamples:
@@ -142,9 +103,9 @@ def mixup_at_once() -> MixedSamples:
 
 
 class _Mixed(NamedTuple):
-    """One observation an update, and how its mixtures are made of the samples."""
+    """One observation per update, and how its mixtures are made of the samples."""
 
-    parts: tuple[Observation, ...]
+    singles: tuple[Observation, ...]
     weights: tuple[Tensor, ...]
     """For each update (mixtures, samples)."""
     shape: tuple[int, ...]
@@ -153,22 +114,22 @@ class _Mixed(NamedTuple):
     @classmethod
     def of(cls, attack: MixedSamples, observation: Observation) -> _Mixed:
         knowledge = observation.knowledge
-        told = None if knowledge.mixing is None else Told.of(knowledge.mixing, len(observation.rounds))
-        if told is None or told.coefficients is None:
+        mixing = None if knowledge.mixing is None else Told.of(knowledge.mixing, len(observation.rounds))
+        if mixing is None or mixing.coefficients is None:
             raise MissingKnowledge(attack.name, "mixing")
-        if any(isinstance(part, InstaHide) for part in _parts(knowledge.defense)):
+        if knowledge.defense is not None and any(isinstance(part, InstaHide) for part in knowledge.defense.members):
             raise NotApplicable(
                 f"{attack.name} expects mixtures without random signs, found InstaHide; use instahide-decoding."
             )
-        parts = each_update(observation)
-        samples = int(told.mapping.max()) + 1
-        matrix = torch.zeros(len(told.mapping), samples, dtype=torch.float64)
-        matrix.scatter_add_(1, told.mapping.cpu(), told.coefficients.double().cpu())
-        weights = tuple(matrix[rows.cpu()] for rows in mixtures_behind(told, parts))
-        return cls(parts, weights, (samples, *(knowledge.input_shape or ())))
+        singles = each_update(observation)
+        samples = int(mixing.mapping.max()) + 1
+        matrix = torch.zeros(len(mixing.mapping), samples, dtype=torch.float64)
+        matrix.scatter_add_(1, mixing.mapping.cpu(), mixing.coefficients.double().cpu())
+        weights = tuple(matrix[rows.cpu()] for rows in mixtures_behind(mixing, singles))
+        return cls(singles, weights, (samples, *(knowledge.input_shape or ())))
 
 
-class _Seen(NamedTuple):
+class _MixedUpdate(NamedTuple):
     """An update and what its mixtures are made of."""
 
     forward: Forward
@@ -178,29 +139,27 @@ class _Seen(NamedTuple):
 
 
 class _Together:
-    """All updates as one: what samples would have sent, one update after the other, each divided by its length.
+    """All updates as one: what samples would have sent, one update after the other, each divided by its length."""
 
-    So every update counts the same, and how their lengths compare counts too.
-    """
-
-    def __init__(self, seen: Sequence[_Seen], matching: GradientMatching) -> None:
+    def __init__(self, updates: Sequence[_MixedUpdate], matching: GradientMatching) -> None:
         self.updates = []
         self.target = list[Tensor]()
-        for one in seen:
-            quick = QuickForward(one.forward, channels_last=matching.engine.channels_last)
-            pull = one.pull
-            if pull is not None and quick.direct:
-                pull = replace(pull, moments_of=moments_in_passing(quick.model, unbiased=matching.pull is Pull.RUNNING))
-            length = torch.linalg.vector_norm(torch.stack([t.norm() for t in one.forward.target]))
+        for forward, pull, weights, labels in updates:
+            prepared = PreparedForward(forward, channels_last=matching.engine.channels_last)
+            if pull is not None and prepared.direct:
+                moments_of = moments_of_last_pass(prepared.model, unbiased=matching.batchnorm.unbiased)
+                pull = replace(pull, moments_of=moments_of)
+            length = torch.linalg.vector_norm(torch.stack([tensor.norm() for tensor in forward.target]))
             scale = 1 / length.clamp(min=torch.finfo(length.dtype).tiny)
-            self.updates.append((quick, pull, one.weights, one.labels, scale))
-            self.target += [scale * tensor for tensor in one.forward.target]
+            self.updates.append((prepared, pull, weights, labels, scale))
+            self.target += [scale * tensor for tensor in forward.target]
 
     def gradients_of(self, samples: Tensor, logits: Tensor | None) -> list[Tensor]:
-        found = list[Tensor]()
-        for quick, _, weights, labels, scale in self.updates:
-            found += [scale * gradient for gradient in quick(_mixed(weights, samples), labels)]
-        return found
+        return [
+            scale * gradient
+            for prepared, _, weights, labels, scale in self.updates
+            for gradient in prepared(_mixed(weights, samples), labels)
+        ]
 
     def pull(self, samples: Tensor) -> Tensor:
         """The mean of the updates' pulls; zero where nothing is pulled."""
@@ -211,7 +170,3 @@ class _Together:
 def _mixed(weights: Tensor, samples: Tensor) -> Tensor:
     mixtures: Tensor = torch.tensordot(weights, samples, dims=1)
     return mixtures
-
-
-def _parts(defense: Any) -> tuple[Any, ...]:
-    return defense.defenses if isinstance(defense, Chain) else (defense,)

@@ -17,15 +17,19 @@ from typing import ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from fedprism import losses, progress
-from fedprism.attacks.base import Attack
-from fedprism.attacks.forward import FORWARD_NEEDS, FORWARD_USES, input_box, local_protocol
-from fedprism.client import FedAvg, FedSGD
-from fedprism.cohort import Task, local_updates
+from fedprism import losses
+from fedprism.attacks.base import Attack, Circumstances
+from fedprism.attacks.gradient_matching.forward import FORWARD_NEEDS, FORWARD_USES, input_box, local_protocol
+from fedprism.client.cohort import Task, local_updates
+from fedprism.client.update import FedAvg, FedSGD
 from fedprism.defenses.base import Context
 from fedprism.errors import BadInput, MissingKnowledge, NotApplicable
+from fedprism.runtime import progress
 from fedprism.solvers.properties import WIDEST, infer_property, telling_tensors, update_features
 from fedprism.types import Batch, Observation, Reconstruction, Round, Update, is_soft
+
+FEWEST_SHADOWS = 20
+"""Made-up clients that it takes to tell two kinds apart: a bound."""
 
 
 class Property(Protocol):
@@ -70,12 +74,11 @@ class PropertyInference(Attack):
     widest: int = WIDEST
 
     citation: ClassVar[str] = "Melis et al. 2019 (property inference)"
-    reads_many: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not 0 < self.share <= 1 or self.shadows < 20 or self.widest < 1:
+        if not 0 < self.share <= 1 or self.shadows < FEWEST_SHADOWS or self.widest < 1:
             raise BadInput(
-                "expected a share in (0, 1], at least 20 shadows and widest of at least 1, "
+                f"expected a share in (0, 1], at least {FEWEST_SHADOWS} shadows and widest of at least 1, "
                 f"found {self.share}, {self.shadows} and {self.widest}; change the one that is out of range."
             )
 
@@ -86,6 +89,9 @@ class PropertyInference(Attack):
     @property
     def uses(self) -> frozenset[str]:
         return FORWARD_USES | {"bounds", "normalization", "input_shape"}
+
+    def not_worth(self, circumstances: Circumstances) -> str | None:
+        return "it asks for a property, which a plan has to name, and needs data.public"
 
     def run(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
         rounds = observation.rounds
@@ -110,7 +116,7 @@ class PropertyInference(Attack):
             answers[situation] = answer
         return Reconstruction(
             properties=probabilities,
-            owners=tuple(_owner(seen) for seen in rounds),
+            owners=tuple(map(_owner, rounds)),
             status="; ".join(dict.fromkeys(str(answer.status) for answer in answers.values())),
             diagnostics={
                 "separation": [
@@ -139,7 +145,7 @@ class PropertyInference(Attack):
     def _shadow_clients(
         self,
         observation: Observation,
-        seen: Round,
+        round_: Round,
         names: Sequence[str],
         situation: _Situation,
         pools: tuple[Batch, Batch],
@@ -147,21 +153,18 @@ class PropertyInference(Attack):
     ) -> _Shadows:
         """What made-up clients would have sent, of the tensors in `names`."""
         holding, plain = pools
-        each, held = self.shadows // 2, max(1, round(self.share * situation.size))
+        half, with_it = self.shadows // 2, max(1, round(self.share * situation.size))
         datasets = (
-            _joined(_drawn(holding, part, rng), _drawn(plain, situation.size - part, rng))
-            for part in [held] * each + [0] * each
+            _joined(_drawn(holding, count, rng), _drawn(plain, situation.size - count, rng))
+            for count in [with_it] * half + [0] * half
         )
-        kept: dict[str, list[Tensor]] = {name: [] for name in names}
-        for done, update in enumerate(_answers(observation, seen, datasets, rng), start=1):
+        updates: dict[str, list[Tensor]] = {name: [] for name in names}
+        for done, update in enumerate(_answers(observation, round_, datasets, rng), start=1):
             for name in names:
-                kept[name].append(update[name])
-            progress.report(done, 2 * each)
-        stacked = {name: torch.stack(tensors) for name, tensors in kept.items()}
-        return _Shadows(
-            {name: tensor[:each] for name, tensor in stacked.items()},
-            {name: tensor[each:] for name, tensor in stacked.items()},
-        )
+                updates[name].append(update[name])
+            progress.report(done, 2 * half)
+        stacked = {name: torch.stack(tensors) for name, tensors in updates.items()}
+        return _Shadows({n: t[:half] for n, t in stacked.items()}, {n: t[half:] for n, t in stacked.items()})
 
 
 def property_inference() -> PropertyInference:
@@ -187,14 +190,14 @@ class _Shadows(NamedTuple):
 
     def cohorts(self, clients: int, rng: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
         """Sums over cohorts, and whether one client in each has the property; the others never have it."""
-        each = len(next(iter(self.plain.values())))
+        half = len(next(iter(self.plain.values())))
         # A cohort without the property has all its clients from the plain ones, so that both kinds are sums alike.
-        others = torch.randint(each, (2 * each, clients - 1), generator=rng)
+        others = torch.randint(half, (2 * half, clients - 1), generator=rng)
         sums = {}
         for name, plain in self.plain.items():
             first = torch.cat([self.holding[name], plain])
             sums[name] = first + torch.stack([plain[chosen].sum(0) for chosen in others.to(plain.device)])
-        return sums, torch.arange(2 * each) < each
+        return sums, torch.arange(2 * half) < half
 
 
 def _situations(attack: PropertyInference, observation: Observation) -> dict[_Situation, list[int]]:
@@ -203,18 +206,18 @@ def _situations(attack: PropertyInference, observation: Observation) -> dict[_Si
     if sizes is None:
         raise MissingKnowledge(attack.name, "batch_size")
     models: list[tuple[int, Update]] = []
-    found: dict[_Situation, list[int]] = {}
-    for number, seen in enumerate(rounds):
+    situations: dict[_Situation, list[int]] = {}
+    for number, round_ in enumerate(rounds):
         size = sizes[number] if isinstance(sizes, tuple) else sizes
-        if seen.clients == 0 or size == 0:
+        if round_.clients == 0 or size == 0:
             continue
-        model = next((first for first, params in models if _same(params, seen.params)), None)
+        model = next((first for first, params in models if _same(params, round_.params)), None)
         if model is None:
             model = number
-            models.append((number, seen.params))
-        situation = _Situation(model, seen.clients, max(1, round(size / seen.clients)))
-        found.setdefault(situation, []).append(number)
-    return found
+            models.append((number, round_.params))
+        situation = _Situation(model, round_.clients, max(1, round(size / round_.clients)))
+        situations.setdefault(situation, []).append(number)
+    return situations
 
 
 def _same(first: Update, second: Update) -> bool:
@@ -222,28 +225,28 @@ def _same(first: Update, second: Update) -> bool:
 
 
 def _answers(
-    observation: Observation, seen: Round, datasets: Iterable[Batch], rng: torch.Generator
+    observation: Observation, round_: Round, datasets: Iterable[Batch], rng: torch.Generator
 ) -> Iterator[Update]:
     """What clients that hold these data send, in order."""
     model, knowledge = observation.model, observation.knowledge
     if model is None or knowledge.loss is None:
         raise MissingKnowledge("property-inference", "model" if model is None else "loss")
     protocol: FedSGD | FedAvg = FedSGD()
-    if seen.kind == "delta":
-        protocol = replace(local_protocol(observation, replace(seen, clients=1)), shuffle=True)
+    if round_.kind == "delta":
+        protocol = replace(local_protocol(observation, replace(round_, clients=1)), shuffle=True)
 
-    def own_randomness() -> torch.Generator:
+    def generator() -> torch.Generator:
         return torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=rng)))
 
     trained = local_updates(
         model,
-        seen.params,
-        (Task(data, own_randomness(), Context()) for data in datasets),
+        round_.params,
+        (Task(data, generator(), Context()) for data in datasets),
         loss=losses.resolve(knowledge.loss),
         protocol=protocol,
         defense=knowledge.defense,
-        buffers=seen.buffers_before,
-        trained=tuple(seen.update),
+        buffers=round_.buffers_before,
+        trained=tuple(round_.update),
     )
     return (update for _, update in trained)
 
@@ -258,6 +261,6 @@ def _joined(first: Batch, second: Batch) -> Batch:
     return Batch(torch.cat([first.inputs, second.inputs]), torch.cat([first.labels, second.labels]))
 
 
-def _owner(seen: Round) -> str:
-    alone = seen.clients == 1 and seen.participants
-    return seen.participants[0] if alone and seen.participants else f"round {seen.index}"
+def _owner(round_: Round) -> str:
+    alone = round_.clients == 1 and round_.participants
+    return round_.participants[0] if alone and round_.participants else f"round {round_.index}"

@@ -2,8 +2,8 @@
 
 setup = audit.prepare("plan.toml")
 audit.run_audit(setup, "results")
-for finished in audit.load_audit("results"):
-    print(finished.outcome, finished.cell, finished.record)
+for outcome in audit.load_audit("results"):
+    print(outcome.state, outcome.description, outcome.record)
 """
 
 from __future__ import annotations
@@ -11,21 +11,19 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from fedprism.audit.cell import Finished
-from fedprism.audit.execution import Progress, run_audit
-from fedprism.audit.folder import Audit, load_audit
+from fedprism.audit.execution import AuditProgress, run_audit
 from fedprism.audit.gates import Gate, parse_gate, verdicts
 from fedprism.audit.grid import Grid, lay_out
 from fedprism.audit.materials import Setup, plan_folder
 from fedprism.audit.plan import Plan, checked_plan, load_plan, parse_plan
+from fedprism.audit.results import Audit, load_audit
 
 __all__ = [
     "Audit",
-    "Finished",
+    "AuditProgress",
     "Gate",
     "Grid",
     "Plan",
-    "Progress",
     "Setup",
     "checked_plan",
     "lay_out",

@@ -7,25 +7,19 @@ from dataclasses import dataclass
 
 import torch
 
-from fedprism.attacks import ATTACKS, Attack, Disaggregation, Then
-from fedprism.attacks.structure import trace
+from fedprism.attacks import ATTACKS, Attack, Circumstances, Disaggregation, Then
 from fedprism.audit.entries import AttackEntry, DefenseEntry, ThreatEntry
 from fedprism.audit.materials import Materials
 from fedprism.audit.plan import Plan, RecordedPart
-from fedprism.batchnorm import batchnorm_layers
 from fedprism.errors import FedprismError
+from fedprism.network.batchnorm import batchnorm_layers
+from fedprism.network.network_map import network_map
 from fedprism.threats import THREATS, ThreatModel
 from fedprism.types import Knowledge, Observation, Round
 
-SEARCHES = ("gradient-matching", "dlg", "idlg", "mixing-l2", "mixing-angle", "mixing-orthogonal")
-"""Gradient matching with other settings than inverting-gradients has."""
 MIXING = ("mixup", "instahide")
 SAYABLE = frozenset({"model", *RecordedPart.model_fields})
 """What a plan can say about captures that do not tell it."""
-NO_SUMS = (
-    "it takes apart sums of several rounds of one model, of which there are none: several grid.clients, several "
-    "federation.rounds, frozen and a window make some"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +48,7 @@ def pointless(
         return Skipped(what=f"{threat.name} with one client", why="the aggregate of one client is its own update")
     if "defense" in threat.grants and not defense:
         return Skipped(what=f"{threat.name} without a defense", why="there is no defense to know")
-    sums_only = any(entry.make().sums_only for entry in defense)
+    sums_only = any(entry.method.sums_only for entry in defense)
     if _takes_sums_apart(attack) and threat.sees == "client" and not sums_only:
         return Skipped(what=f"{name} under {threat.name}", why="it sees every client's own update already")
     tampering = hasattr(attack, "tamper")
@@ -118,9 +112,9 @@ def default_threats(plan: Plan, probe: Observation, skipped: list[Skipped]) -> t
     else:
         for name in ("secure_aggregation", "curious_client"):
             skipped.append(Skipped(what=name, why="it concerns federations of several clients; set grid.clients"))
-    taken = {entry.name for entry in chosen}
+    named = {entry.name for entry in chosen}
     for name in THREATS:
-        if name not in taken and not any(each.what == name for each in skipped):
+        if name not in named and not any(each.what == name for each in skipped):
             skipped.append(Skipped(what=name, why="not tested unless the plan names it"))
     return tuple(chosen)
 
@@ -140,37 +134,20 @@ def default_attacks(
 
 def _why_not(probe: Observation, plan: Plan, *, tampering: bool) -> dict[str, str | None]:
     """For every attack of the table why it is not chosen; None where it is."""
-    dense = _dense_first(probe)
-    no_dense, no_tampering = "the input feeds no dense layer of this model", "nobody in this plan tampers"
-    closed = "closed forms apply to this model; a plan may name it all the same"
-    mixing = any(entry.name in MIXING for chain in plan.grid.defenses for entry in chain)
-    reasons: dict[str, str | None] = dict.fromkeys(ATTACKS, "not tested unless the plan names it")
-    reasons |= dict.fromkeys(("dense-inversion", "cocktail-party"), None if dense else no_dense)
-    reasons |= dict.fromkeys(SEARCHES, closed if dense else "inverting-gradients stands for it; a plan may name it")
-    reasons["inverting-gradients"] = closed if dense else None
-    normalised = _normalises(probe)
-    no_norm = "no batch-norm layer of this model stands in the way"
-    reasons["bn-infer"] = None if normalised else no_norm
-    reasons |= dict.fromkeys(
-        ("bn-exact", "bn-proxy"), "bn-infer stands for it; a plan may name it" if normalised else no_norm
+    circumstances = Circumstances(
+        dense_layer_first=_dense_first(probe),
+        batchnorm_between=_normalises(probe),
+        tampers=tampering,
+        mixes=any(entry.name in MIXING for chain in plan.grid.defenses for entry in chain),
+        sums_of_rounds=_has_sums(probe, plan),
     )
-    reasons["imprint"] = (None if dense else no_dense) if tampering else no_tampering
-    reasons["mkor"] = (
-        ("imprint applies to this model; a plan may name it all the same" if dense else None)
-        if tampering
-        else no_tampering
-    )
-    reasons["mkor-inconspicuous"] = "it is mkor in disguise; a plan may name it"
-    reasons["class-fishing"] = "it fishes for one class, which a plan has to name"
-    reasons["property-inference"] = "it asks for a property, which a plan has to name, and needs data.public"
-    reasons |= dict.fromkeys(
-        ("mixup-decoding", "instahide-decoding", "mixup-at-once"),
-        "it needs an attacker who is granted labels and mixing" if mixing else "no client of this plan mixes samples",
-    )
-    if probe.model is None or probe.knowledge.input_shape is None:  # a capture of which nobody can say what feeds what
-        reasons |= {name: why for name in ATTACKS if (why := lacking(ATTACKS[name](), probe)) is not None}
-    reasons["disaggregation"] = None if _has_sums(probe, plan) else NO_SUMS
-    return {name: reasons[name] for name in ATTACKS}
+    reasons: dict[str, str | None] = {}
+    for name, make in ATTACKS.items():
+        attack = make()
+        unknown = probe.model is None or probe.knowledge.input_shape is None  # nobody can say what feeds what
+        missing = lacking(attack, probe) if unknown and not isinstance(attack, Disaggregation) else None
+        reasons[name] = missing or attack.not_worth(circumstances)
+    return reasons
 
 
 def lacking(attack: Attack, capture: Observation) -> str | None:
@@ -190,9 +167,9 @@ def _has_sums(probe: Observation, plan: Plan) -> bool:
         several = max(plan.grid.clients) > 1 and federation.rounds > 1
         return several and federation.frozen and federation.window is not None
     known, rounds = probe.knowledge, probe.rounds
-    told = known.participation is not None or (known.windows is not None and known.counts is not None)
-    named = all(seen.participants is not None for seen in rounds)
-    return len(rounds) > 1 and any(seen.clients > 1 for seen in rounds) and (told or named)
+    counted = known.participation is not None or (known.windows is not None and known.counts is not None)
+    named = all(round.participants is not None for round in rounds)
+    return len(rounds) > 1 and any(round.clients > 1 for round in rounds) and (counted or named)
 
 
 def _normalises(probe: Observation) -> bool:
@@ -203,7 +180,7 @@ def _normalises(probe: Observation) -> bool:
 def _dense_first(probe: Observation) -> bool:
     """Whether the input feeds a dense layer, which closed forms need."""
     try:
-        return trace(probe).fed_by_input() is not None
+        return network_map(probe).fed_by_input() is not None
     except FedprismError:
         return False
 
@@ -213,5 +190,5 @@ def probe_of(materials: Materials) -> Observation:
     model = materials.network(0)
     shape = tuple(materials.batch(torch.tensor([0])).inputs.shape[1:])
     params, buffers = dict(model.named_parameters()), dict(model.named_buffers())
-    seen = Round(params=params, update={}, buffers_before=buffers or None)
-    return Observation(model=model, rounds=(seen,), knowledge=Knowledge(input_shape=shape))
+    round = Round(params=params, update={}, buffers_before=buffers or None)
+    return Observation(model=model, rounds=(round,), knowledge=Knowledge(input_shape=shape))

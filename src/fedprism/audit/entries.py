@@ -6,36 +6,38 @@ values, `{ name = "prune", ratio = [0.9, 0.99] }`, stands for one entry a value.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from fedprism import flags
+from fedprism.attacks import flags
 from fedprism.checks import arguments, row, shown
 from fedprism.errors import BadInput, FedprismError
 from fedprism.naming import nearest
 
 if TYPE_CHECKING:
     from fedprism.attacks import Attack
-    from fedprism.client import Protocol
+    from fedprism.client.update import Protocol
     from fedprism.defenses import Defense
     from fedprism.threats import ThreatModel
 
 MOST_VALUES = 1000
+"""Combinations of settings that one entry may stand for: a bound on what a mistyped plan can ask for."""
 NO_DEFENSE = "none"
 
 Word = Annotated[str, Field(min_length=1, max_length=200)]
 LARGEST = 2**53
+"""The largest number in a plan: up to it every whole number is a float."""
 
 
 def _plain_settings(given: dict[str, Any]) -> dict[str, Any]:
     """Scalars and lists of scalars. By hand: a union of types would complain about each of them in turn."""
-    found = {}
+    plain = {}
     for key, value in given.items():
         several = isinstance(value, list | tuple)
         values = tuple(value) if several else (value,)
@@ -49,11 +51,11 @@ def _plain_settings(given: dict[str, Any]) -> dict[str, Any]:
                 raise ValueError(
                     f"{shown(key)} to be a number, a word, true, false or a list of them, found {shown(each)}"
                 )
-        found[key] = values if several else value
-    return found
+        plain[key] = values if several else value
+    return plain
 
 
-Settings = Annotated[dict[Word, Any], Field(max_length=50), AfterValidator(_plain_settings)]
+MethodSettings = Annotated[dict[Word, Any], Field(max_length=50), AfterValidator(_plain_settings)]
 
 
 class Strict(BaseModel):
@@ -64,7 +66,7 @@ class Entry(Strict):
     """A method by name. Whatever else the plan's table says are settings of the method."""
 
     name: Word = Field(description="the name of a method")
-    settings: Settings = Field(default={}, description="numbers, words or lists of them")
+    settings: MethodSettings = Field(default={}, description="numbers, words or lists of them")
 
     @model_validator(mode="before")
     @classmethod
@@ -73,20 +75,20 @@ class Entry(Strict):
             return {"name": given}
         if not isinstance(given, Mapping):
             raise ValueError(f"a name or a table with a name, found {shown(given)}")
-        own = set(cls.model_fields) - {"settings"}
+        fields = set(cls.model_fields) - {"settings"}
         settings = given.get("settings")
-        loose = {key: value for key, value in given.items() if key not in own and key != "settings"}
+        loose = {key: value for key, value in given.items() if key not in fields and key != "settings"}
         if settings is not None and (loose or not isinstance(settings, Mapping)):
             raise ValueError("settings beside the name, found a table of settings too")
-        return {**{key: value for key, value in given.items() if key in own}, "settings": settings or loose}
+        return {**{key: value for key, value in given.items() if key in fields}, "settings": settings or loose}
 
     @model_validator(mode="after")
     def _builds(self) -> Self:
         try:
             if self.combinations > MOST_VALUES:
                 raise BadInput(f"expected at most {MOST_VALUES} combinations of settings, found more; leave some out.")
-            for each in self.expanded():
-                each.make()
+            for each in self.variants:
+                each.method  # noqa: B018 (made here, and kept)
         except FedprismError as error:
             raise ValueError(str(error)) from error
         except (TypeError, ArithmeticError, ValueError, AttributeError) as error:
@@ -98,14 +100,27 @@ class Entry(Strict):
         """How many entries it stands for."""
         return math.prod(len(value) for value in self.settings.values() if isinstance(value, tuple))
 
-    def expanded(self) -> Iterator[Self]:
+    @property
+    def variants(self) -> tuple[Self, ...]:
         """One entry for each combination of the settings that have several values."""
-        several = {key: value for key, value in self.settings.items() if isinstance(value, tuple)}
-        for values in itertools.product(*several.values()):
-            chosen = {**self.settings, **dict(zip(several, values, strict=True))}
-            yield self.model_copy(update={"settings": chosen})
+        return (self,) if self.combinations == 1 else self._several
 
-    def make(self) -> Any:
+    @cached_property
+    def _several(self) -> tuple[Self, ...]:
+        return self._expanded()
+
+    def _expanded(self) -> tuple[Self, ...]:
+        several = {key: value for key, value in self.settings.items() if isinstance(value, tuple)}
+        chosen = (dict(zip(several, values, strict=True)) for values in itertools.product(*several.values()))
+        return tuple(self._changed(settings={**self.settings, **each}) for each in chosen)
+
+    def _changed(self, **fields: Any) -> Self:
+        """A copy with other fields; what was made of this entry is not copied."""
+        return self.model_construct(**{**dict(self), **fields})
+
+    @cached_property
+    def method(self) -> Any:
+        """What an entry without several values stands for; made once."""
         raise NotImplementedError
 
     @property
@@ -121,12 +136,12 @@ class AttackEntry(Entry):
     def combinations(self) -> int:
         return super().combinations * (self.then.combinations if self.then is not None else 1)
 
-    def expanded(self) -> Iterator[Self]:
-        for own in super().expanded():
-            for after in self.then.expanded() if self.then is not None else (None,):
-                yield own.model_copy(update={"then": after})
+    def _expanded(self) -> tuple[Self, ...]:
+        behind = self.then.variants if self.then is not None else (None,)
+        return tuple(first._changed(then=after) for first in super()._expanded() for after in behind)
 
-    def make(self) -> Attack:
+    @cached_property
+    def method(self) -> Attack:
         from fedprism.attacks import ATTACKS, Reduction, then
 
         attack = configured(row(ATTACKS, self.name, "method of attack")(), self.plain, self.name)
@@ -137,7 +152,7 @@ class AttackEntry(Entry):
                 f"expected an attack that splits updates before 'then', found {self.name}; use disaggregation, or "
                 "leave 'then' out."
             )
-        return then(attack, self.then.make())
+        return then(attack, self.then.method)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -150,7 +165,8 @@ class AttackEntry(Entry):
 
 
 class DefenseEntry(Entry):
-    def make(self) -> Defense:
+    @cached_property
+    def method(self) -> Defense:
         from fedprism.defenses import DEFENSES
 
         kind = row(DEFENSES, self.name, "defense")
@@ -176,12 +192,13 @@ class ThreatEntry(Strict):
     @model_validator(mode="after")
     def _builds(self) -> Self:
         try:
-            self.make()
+            self.method  # noqa: B018 (made here, and kept)
         except FedprismError as error:
             raise ValueError(str(error)) from error
         return self
 
-    def make(self) -> ThreatModel:
+    @cached_property
+    def method(self) -> ThreatModel:
         from fedprism.threats import THREATS
 
         threat = row(THREATS, self.name, "threat model")
@@ -190,8 +207,9 @@ class ThreatEntry(Strict):
 
 
 class ProtocolEntry(Entry):
-    def make(self) -> Protocol:
-        from fedprism.client import FedAvg, FedSGD
+    @cached_property
+    def method(self) -> Protocol:
+        from fedprism.client.update import FedAvg, FedSGD
 
         kind = row({"fedsgd": FedSGD, "fedavg": FedAvg}, self.name, "protocol")
         made: Protocol = _called(kind, self.plain, f"the protocol {self.name}")
@@ -212,23 +230,23 @@ ChainEntry = Annotated[tuple[DefenseEntry, ...], Field(max_length=20), BeforeVal
 
 def chains(entries: tuple[DefenseEntry, ...]) -> Iterator[tuple[DefenseEntry, ...]]:
     """One chain for each combination of its defenses' strengths."""
-    return itertools.product(*(list(entry.expanded()) for entry in entries))
+    return itertools.product(*(entry.variants for entry in entries))
 
 
 def made_chain(entries: Iterable[DefenseEntry]) -> Defense:
     from fedprism.defenses import chain
 
-    return chain(*(entry.make() for entry in entries))
+    return chain(*(entry.method for entry in entries))
 
 
 def configured(attack: Attack, settings: Mapping[str, Any], name: str) -> Attack:
     """The attack with these fields set: those that are flags of `fedprism attack`, no others."""
-    return dataclasses.replace(attack, **_checked(attack, settings, name))  # type: ignore[type-var]
+    return flags.configured(attack, _checked(type(attack), settings, name))
 
 
-def _checked(method: Any, settings: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _checked(method: type, settings: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The settings in the types of the method's scalar fields."""
-    kinds = {flag.replace("-", "_"): kind for flag, kind in flags.kinds(method).items()}
+    kinds = {key: setting.kind for key, setting in flags.settings(method).items()}
     for key in settings:
         if key not in kinds:
             hint = nearest(key, kinds) if kinds else "it has none, so leave it out."
@@ -251,6 +269,5 @@ def _converted(value: Any, key: str, kind: Any) -> Any:
 
 
 def _called(kind: Any, settings: Mapping[str, Any], owner: str) -> Any:
-    """A defense or protocol with these settings; its class alone, not yet an object, tells which there are."""
-    bare = kind.__new__(kind)
-    return kind(**arguments(kind, _checked(bare, settings, owner), owner))
+    """A defense or protocol with these settings."""
+    return kind(**arguments(kind, _checked(kind, settings, owner), owner))

@@ -12,22 +12,27 @@ from typing import NamedTuple
 
 import torch
 
-from fedprism import devices
-from fedprism.audit.cell import run_cell
-from fedprism.audit.entries import AttackEntry
+from fedprism.attacks import Attack, Then
 from fedprism.audit.grid import Cell, Grid, UtilityCell
 from fedprism.audit.materials import Setup
-from fedprism.executing import Failure, Processes
+from fedprism.audit.trials import trial_of
+from fedprism.experiments import run_trial
+from fedprism.experiments.execution import Runnable
+from fedprism.runtime import devices
+from fedprism.runtime.executors import Failure, Processes
 
-FEW, MORE = 2, 22
-"""Iterations of a shortened attack: what more of them take is what an iteration takes, the rest happens once a cell."""
+FEW = 2
+"""Iterations of the shorter form of an attack."""
+MORE = 22
+"""Iterations of the longer form: what it takes longer is what so many more iterations take."""
 PATIENCE = 45.0
 """Seconds that a cell's shortened forms may take, the process's start included; more is told as at least that."""
 MOST_WAITED_FOR = 2
 """Cells that may take too long before no further ones are tried."""
 MOST_PROBES = 12
+"""Cells that are tried."""
 CONTEXT = 700 * 2**20
-"""What a process takes of a GPU's memory before it does anything."""
+"""Bytes that a process takes of a GPU's memory before it does anything."""
 RESERVE = 1.2
 """By how much more than a shortened cell a whole one may take."""
 
@@ -38,38 +43,37 @@ class Estimate:
     at_least: bool
     """Whether a shortened cell did not finish, so that it may take much longer."""
     memory: int
-    """Bytes that one worker takes of the machine's memory; 0 where nobody knows."""
+    """Bytes that one worker takes of the machine's memory."""
     gpu_memory: int
 
     def __str__(self) -> str:
-        bound = "at least " if self.at_least else "about "
-        gpu = f" and {_megabytes(self.gpu_memory)} of the GPU's" if self.gpu_memory else ""
-        memory = f"{_megabytes(self.memory)} of memory{gpu} a worker" if self.memory else "of unknown memory"
-        return f"{bound}{duration(self.seconds)} with one worker, {memory}"
+        gpu = f" and {self.gpu_memory / 2**20:.0f} MB of the GPU's" if self.gpu_memory else ""
+        memory = f"{self.memory / 2**20:.0f} MB of memory{gpu} a worker" if self.memory else "of unknown memory"
+        return f"{'at least' if self.at_least else 'about'} {duration(self.seconds)} with one worker, {memory}"
 
 
 class _Probe(NamedTuple):
-    seconds: float
-    memory: int
-    gpu_memory: int
+    seconds: float = PATIENCE
+    memory: int = 0
+    gpu_memory: int = 0
 
 
 def estimate(setup: Setup, grid: Grid, device: str | None = None) -> Estimate:
     """Run the first cell of each kind in shortened form, in a process of its own, and scale up."""
     groups: dict[tuple[object, ...], list[Cell]] = {}
     for cell in grid.cells:
-        groups.setdefault(_sort(cell), []).append(cell)
+        alike = (cell.description.get(key) for key in ("kind", "settings", "batch_size", "clients", "protocol"))
+        groups.setdefault(tuple(alike), []).append(cell)
     chosen = list(groups.values())[:MOST_PROBES]
     probes = _probes(setup, device, [members[0] for members in chosen])
-    seconds = [PATIENCE if probe is None else probe.seconds for probe in probes]
-    known = sum(each * len(members) for each, members in zip(seconds, chosen, strict=True))
+    measured = [probe or _Probe() for probe in probes]
+    known = sum(probe.seconds * len(members) for probe, members in zip(measured, chosen, strict=True))
     others = len(grid.cells) - sum(map(len, chosen))
-    total = known + others * math.fsum(seconds) / len(seconds)
     return Estimate(
-        seconds=total,
+        seconds=known + others * math.fsum(probe.seconds for probe in measured) / len(measured),
         at_least=None in probes,
-        memory=max((probe.memory for probe in probes if probe is not None), default=0),
-        gpu_memory=max((probe.gpu_memory for probe in probes if probe is not None), default=0),
+        memory=max(probe.memory for probe in measured),
+        gpu_memory=max(probe.gpu_memory for probe in measured),
     )
 
 
@@ -80,23 +84,19 @@ def workers_that_fit(setup: Setup, grid: Grid, workers: int, device: torch.devic
     """
     if device.type != "cuda" or workers == 1 or not grid.cells:
         return workers
-    largest: dict[tuple[str, str], Cell] = {}
-    for cell in sorted(grid.cells, key=_size):
-        largest[cell.kind, str(cell.described().get("settings"))] = cell
-    chosen = sorted(largest.values(), key=_size, reverse=True)[:MOST_PROBES]
-    needed = max((probe.gpu_memory for probe in _probes(setup, str(device), chosen) if probe is not None), default=0)
-    free, _ = torch.cuda.mem_get_info(device)
-    return fitting(workers, free, needed)
+
+    def samples(cell: Cell) -> int:
+        return int(getattr(cell, "batch_size", 0) * getattr(cell, "clients", 1))
+
+    largest = {(cell.kind, str(cell.description.get("settings"))): cell for cell in sorted(grid.cells, key=samples)}
+    chosen = sorted(largest.values(), key=samples, reverse=True)[:MOST_PROBES]
+    needed = max(probe.gpu_memory if probe else 0 for probe in _probes(setup, str(device), chosen))
+    return fitting(workers, torch.cuda.mem_get_info(device)[0], needed)
 
 
 def fitting(workers: int, free: int, needed: int) -> int:
     """How many workers that each need so many bytes of a GPU fit into what is free; at least one."""
     return max(1, min(workers, int(free // (RESERVE * needed + CONTEXT))))
-
-
-def _size(cell: Cell) -> int:
-    """Samples of a cell: what its memory grows with."""
-    return int(getattr(cell, "batch_size", 0) * getattr(cell, "clients", 1))
 
 
 def duration(seconds: float) -> str:
@@ -107,92 +107,69 @@ def duration(seconds: float) -> str:
 
 
 def _probes(setup: Setup, device: str | None, cells: Sequence[Cell]) -> list[_Probe | None]:
-    found: list[_Probe | None] = [None] * len(cells)
+    probes: list[_Probe | None] = [None] * len(cells)
     missed = 0
     for index, outcome in Processes(workers=1, timeout=PATIENCE).run(partial(_probe, setup, device), cells):
-        found[index] = None if isinstance(outcome, Failure) else outcome
+        probes[index] = None if isinstance(outcome, Failure) else outcome
         missed += isinstance(outcome, Failure)
         if missed == MOST_WAITED_FOR:
             break
-    return found
+    return probes
 
 
 def _probe(setup: Setup, device: str | None, cell: Cell) -> _Probe:
-    setup.materials()  # loaded once a worker, so not part of a cell's time
+    setup.materials()  # loaded once per worker, so not part of a cell's time
     place = devices.pick(device)
     if place.type == "cuda":
         torch.cuda.init()  # type: ignore[no-untyped-call]  # before that there is no peak to forget
         torch.cuda.reset_peak_memory_stats(place)
     seconds = _seconds(setup, device, cell)
     # What is reserved, not what is used of it: the rest is not there for others either.
-    taken = torch.cuda.max_memory_reserved(place) if place.type == "cuda" else 0
-    return _Probe(seconds, _peak_memory(), taken)
-
-
-def _seconds(setup: Setup, device: str | None, cell: Cell) -> float:
-    """What a whole cell takes, told by two shortened ones. What a process does once only is over before they start."""
-
-    def taken(setup: Setup, cell: Cell) -> float:
-        return run_cell(setup, device, cell).seconds
-
-    if isinstance(cell, UtilityCell):
-        wanted = setup.plan.utility
-        assert wanted is not None
-        once, twice = _training(setup, 1), _training(setup, 2)
-        taken(once, cell)
-        short, long = taken(once, cell), taken(twice, cell)
-        return len(wanted.seeds) * _extended(short, long, wanted.epochs - 1)
-    whole = _iterations(cell.attack)
-    if whole is None or whole <= MORE:
-        return taken(setup, cell)
-    few, more = (dataclasses.replace(cell, attack=_shortened(cell.attack, number)) for number in (FEW, MORE))
-    taken(setup, few)
-    short, long = taken(setup, few), taken(setup, more)
-    return _extended(short, long, (whole - FEW) / (MORE - FEW))
-
-
-def _extended(short: float, long: float, times: float) -> float:
-    return short + times * max(0.0, long - short)
-
-
-def _training(setup: Setup, epochs: int) -> Setup:
-    """The audit with so many epochs of one seed's training."""
-    wanted = setup.plan.utility
-    assert wanted is not None
-    short = wanted.model_copy(update={"epochs": epochs, "seeds": wanted.seeds[:1], "timed_steps": 0})
-    setup = dataclasses.replace(setup, plan=setup.plan.model_copy(update={"utility": short}))
-    setup.materials()
-    return setup
-
-
-def _iterations(entry: AttackEntry) -> int | None:
-    """Of the attack, or of the one behind it; None where it has none."""
-    if entry.then is not None:
-        return _iterations(entry.then)
-    iterations = getattr(entry.make(), "iterations", None)
-    return iterations if isinstance(iterations, int) else None
-
-
-def _shortened(entry: AttackEntry, iterations: int) -> AttackEntry:
-    if entry.then is not None:
-        return entry.model_copy(update={"then": _shortened(entry.then, iterations)})
-    return entry.model_copy(update={"settings": {**entry.settings, "iterations": iterations}})
-
-
-def _sort(cell: Cell) -> tuple[object, ...]:
-    """Cells that take about as long as each other."""
-    return (cell.kind, *(str(cell.described().get(key)) for key in ("settings", "batch_size", "clients", "protocol")))
+    return _Probe(seconds, _peak_memory(), torch.cuda.max_memory_reserved(place) if place.type == "cuda" else 0)
 
 
 def _peak_memory() -> int:
-    """The most that this process has had in memory, in bytes; 0 where the system does not tell."""
+    """The most that this process has had in memory, in bytes; 0 if the system does not tell."""
     try:
         import resource
     except ImportError:
         return 0
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def _megabytes(count: int) -> str:
-    return f"{count / 2**20:.0f} MB"
+def _seconds(setup: Setup, device: str | None, cell: Cell) -> float:
+    """What a whole cell takes, told by two shortened ones. What a process does once only is over before they start."""
+    if isinstance(cell, UtilityCell):
+        wanted = setup.plan.utility
+        assert wanted is not None
+        times, whole, few, more = len(wanted.seeds), wanted.epochs, 1, 2
+    else:
+        times, whole, few, more = 1, _iterations(cell.attack.method), FEW, MORE
+        if whole <= MORE:
+            return run_trial(trial_of(setup, cell), device=device).seconds
+    run_trial(_shortened(setup, cell, few), device=device)
+    short, long = (run_trial(_shortened(setup, cell, number), device=device).seconds for number in (few, more))
+    return times * (short + (whole - few) / (more - few) * max(0.0, long - short))
+
+
+def _shortened(setup: Setup, cell: Cell, number: int) -> Runnable:
+    """The cell with so many iterations of its attack, or epochs of one training."""
+    trial = trial_of(setup, cell)
+    if not isinstance(cell, UtilityCell):
+        return dataclasses.replace(trial, attack=_with_iterations(cell.attack.method, number))  # type: ignore[type-var]
+    assert setup.plan.utility is not None
+    utility = setup.plan.utility.model_copy(update={"epochs": number, "seeds": (0,), "timed_steps": 0})
+    plan = setup.plan.model_copy(update={"utility": utility})
+    return dataclasses.replace(trial, setup=dataclasses.replace(setup, plan=plan))  # type: ignore[type-var]
+
+
+def _iterations(attack: Attack) -> int:
+    """Of the attack, or of the one behind it; 0 if it has none."""
+    iterations = _iterations(attack.attack) if isinstance(attack, Then) else getattr(attack, "iterations", None)
+    return iterations if isinstance(iterations, int) else 0
+
+
+def _with_iterations(attack: Attack, number: int) -> Attack:
+    if isinstance(attack, Then):
+        return dataclasses.replace(attack, attack=_with_iterations(attack.attack, number))
+    return dataclasses.replace(attack, iterations=number)  # type: ignore[type-var]

@@ -15,7 +15,8 @@ from rich.table import Table
 
 from fedprism.audit.choosing import Skipped
 from fedprism.audit.gates import Gate, Judgement, judged, verdicts
-from fedprism.audit.summary import Figure, Row, title
+from fedprism.audit.summary import Summary, title
+from fedprism.evaluation.severity import Figure
 
 SETTING = (
     "kind",
@@ -41,7 +42,7 @@ NARROW = 10
 SHORT = ("kind", "capture", "attack", "threat", "defense", "clients", "batch_size", "protocol", "loss")
 
 
-def table(rows: Sequence[Row], metrics: Sequence[str]) -> Table:
+def table(rows: Sequence[Summary], metrics: Sequence[str]) -> Table:
     """One line a configuration, for the terminal: what differs between them, and the first two metrics.
 
     What it is stands in one column that breaks between words, as a narrow terminal has no room for one a setting.
@@ -70,7 +71,7 @@ def table(rows: Sequence[Row], metrics: Sequence[str]) -> Table:
     return shown
 
 
-def _differing(row: Row, keys: Sequence[str]) -> str:
+def _differing(row: Summary, keys: Sequence[str]) -> str:
     """A configuration by what sets it apart."""
     words = {"clients": "clients {}", "batch_size": "batches of {}", "defense": "defense {}"}
     values = {key: row.cell[key] for key in keys if key in row.cell}
@@ -78,7 +79,7 @@ def _differing(row: Row, keys: Sequence[str]) -> str:
 
 
 def markdown(
-    name: str, rows: Sequence[Row], metrics: Sequence[str], skipped: Sequence[Skipped], gates: Sequence[Gate]
+    name: str, rows: Sequence[Summary], metrics: Sequence[str], skipped: Sequence[Skipped], gates: Sequence[Gate]
 ) -> str:
     """For a pull request: the gates' verdict first, then the numbers, then what was not tested."""
     names = _measured(rows, metrics)
@@ -109,7 +110,7 @@ def markdown(
     return "\n".join([*lines, ""])
 
 
-def as_csv(rows: Sequence[Row]) -> bytes:
+def as_csv(rows: Sequence[Summary]) -> bytes:
     """One line a configuration, every number of it."""
     lines = [_flat(row) for row in rows]
     text = io.StringIO()
@@ -119,7 +120,7 @@ def as_csv(rows: Sequence[Row]) -> bytes:
     return text.getvalue().encode()
 
 
-def as_parquet(rows: Sequence[Row]) -> bytes | None:
+def as_parquet(rows: Sequence[Summary]) -> bytes | None:
     """The same for data frames; None where pyarrow is not installed."""
     if importlib.util.find_spec("pyarrow") is None:
         return None
@@ -133,7 +134,7 @@ def as_parquet(rows: Sequence[Row]) -> bytes | None:
     return file.getvalue()
 
 
-def junit(rows: Sequence[Row], gates: Sequence[Gate]) -> bytes:
+def junit(rows: Sequence[Summary], gates: Sequence[Gate]) -> bytes:
     """One test case a configuration: a tripped gate is a failure, a failed cell an error."""
     counts = {"tests": len(rows), "failures": 0, "errors": 0, "skipped": 0}
     suite = ElementTree.Element("testsuite", name="fedprism audit")
@@ -159,7 +160,7 @@ def junit(rows: Sequence[Row], gates: Sequence[Gate]) -> bytes:
 
 
 def export(
-    name: str, rows: Sequence[Row], metrics: Sequence[str], skipped: Sequence[Skipped], gates: Sequence[Gate]
+    name: str, rows: Sequence[Summary], metrics: Sequence[str], skipped: Sequence[Skipped], gates: Sequence[Gate]
 ) -> dict[str, bytes]:
     """The files beside results.json."""
     files = {
@@ -171,16 +172,16 @@ def export(
     return files if parquet is None else {**files, "results.parquet": parquet}
 
 
-def _judgements(found: Iterable[Judgement]) -> list[str]:
+def _judgements(judgements: Iterable[Judgement]) -> list[str]:
     lines = ["| gate | verdict | highest | configuration |", "|---|---|---|---|"]
-    for each in found:
+    for each in judgements:
         verdict = "passed" if each.passed else "closed"
         worst = "" if each.worst is None else _cell(each.worst)
         lines.append(f"| {_cell(str(each.gate))} | {verdict} | {_number(each.value)} | {worst} |")
     return [*lines, ""]
 
 
-def _flat(row: Row) -> dict[str, Any]:
+def _flat(row: Summary) -> dict[str, Any]:
     line = {key: row.cell[key] for key in SETTING if key in row.cell}
     line |= {outcome: row.outcomes.get(outcome, 0) for outcome in ("done", "skipped", "failed")}
     line |= {"samples": row.samples, "answered": row.answered}
@@ -204,12 +205,12 @@ def _safe(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
 
 
-def _measured(rows: Sequence[Row], metrics: Sequence[str]) -> list[str]:
+def _measured(rows: Sequence[Summary], metrics: Sequence[str]) -> list[str]:
     wanted = ["columns", *metrics, "update-error"]
     return [name for name in wanted if any(name in row.means for row in rows)]
 
 
-def _by_column(rows: Sequence[Row]) -> list[str]:
+def _by_column(rows: Sequence[Summary]) -> list[str]:
     tables = [row for row in rows if row.by_column]
     if not tables:
         return []
@@ -222,7 +223,7 @@ def _by_column(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def _of_recordings(rows: Sequence[Row]) -> list[str]:
+def _of_recordings(rows: Sequence[Summary]) -> list[str]:
     """What attacks say of themselves where nothing can be compared."""
     unknown = [row for row in rows if row.cell["kind"] == "capture" and not row.means and row.outcomes.get("done")]
     if not unknown:
@@ -235,7 +236,7 @@ def _of_recordings(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def _costs(rows: Sequence[Row]) -> list[str]:
+def _costs(rows: Sequence[Summary]) -> list[str]:
     costs = [row for row in rows if row.cell["kind"] == "utility"]
     if not costs:
         return []
@@ -260,19 +261,19 @@ def _figure(figure: Figure | None) -> str:
     return shown if figure.null is None else f"{shown} ({_number(figure.null)})"
 
 
-def _answered(row: Row) -> str:
+def _answered(row: Summary) -> str:
     return f"{row.answered}/{row.samples}" if row.samples else ""
 
 
-def _labels(row: Row) -> str:
+def _labels(row: Summary) -> str:
     return "" if not row.labels else f"{sum(row.labels)}/{len(row.labels)} leaked"
 
 
-def _accuracy(row: Row) -> str:
+def _accuracy(row: Summary) -> str:
     return "" if row.accuracy is None else f"{row.accuracy:.1%}"
 
 
-def _outcome(row: Row) -> str:
+def _outcome(row: Summary) -> str:
     counts = [f"{count} {outcome}" for outcome, count in row.outcomes.items()]
     return ", ".join(counts) if len(counts) > 1 else next(iter(row.outcomes), "")
 

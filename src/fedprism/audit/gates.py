@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedprism.audit.summary import HIGHER_IS_CLOSER, Row, title
+from fedprism.audit.summary import Summary, title
 from fedprism.errors import BadInput
+from fedprism.evaluation.severity import HIGHER_IS_CLOSER
 from fedprism.metrics import METRICS
 from fedprism.naming import nearest
 
@@ -27,12 +28,12 @@ class Gate:
     def __str__(self) -> str:
         return f"{'max-' if self.single else ''}{self.metric}={self.limit:g}"
 
-    def value(self, row: Row) -> float | None:
+    def value(self, row: Summary) -> float | None:
         """What of a configuration the gate is about; None where it was not measured."""
         figure = row.figure(self.metric)
         return None if figure is None else figure.closest if self.single else figure.mean
 
-    def tripped(self, row: Row) -> float | None:
+    def tripped(self, row: Summary) -> float | None:
         """The value that is too high, or is no number; or None."""
         value = self.value(row)
         return value if value is not None and not value <= self.limit else None
@@ -89,15 +90,15 @@ def parse_gate(text: str, metrics: Sequence[str]) -> Gate:
     return Gate(metric=metric, limit=limit, single=single)
 
 
-def judged(rows: Sequence[Row], gates: Sequence[Gate]) -> list[Judgement]:
+def judged(rows: Sequence[Summary], gates: Sequence[Gate]) -> list[Judgement]:
     """Each gate with the configuration that comes closest to closing it, or lies farthest behind it."""
     attacks = [row for row in rows if row.cell["kind"] != "utility"]
     failed = sum(row.outcomes.get("failed", 0) for row in rows)
-    found = []
+    judgements = []
     for gate in gates:
         values = [(value, row) for row in attacks if (value := gate.value(row)) is not None]
         value, worst = max(values, key=lambda pair: pair[0], default=(None, None))
-        found.append(
+        judgements.append(
             Judgement(
                 gate=gate,
                 worst=None if worst is None else title(worst.cell),
@@ -106,10 +107,10 @@ def judged(rows: Sequence[Row], gates: Sequence[Gate]) -> list[Judgement]:
                 failed_cells=failed,
             )
         )
-    return found
+    return judgements
 
 
-def verdicts(rows: Sequence[Row], gates: Sequence[Gate]) -> list[str]:
+def verdicts(rows: Sequence[Summary], gates: Sequence[Gate]) -> list[str]:
     """Why a pipeline should stop, one sentence each; none where it may go on.
 
     A cell that failed was not tested, and a gate that nothing was measured for was not passed.

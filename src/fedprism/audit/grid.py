@@ -5,11 +5,10 @@ What makes sense, and what is chosen where the plan does not say, is decided in 
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -31,22 +30,25 @@ from fedprism.audit.entries import AttackEntry, DefenseEntry, ProtocolEntry, Thr
 from fedprism.audit.materials import Materials, Setup
 from fedprism.audit.plan import Plan
 from fedprism.errors import BadPlan
-from fedprism.scenario import check_fits
+from fedprism.experiments.outcome import identity
+from fedprism.simulation.scenario import check_fits
 
 MOST_CELLS = 100_000
+"""Cells of a plan: more than any audit that ends, and few enough to be listed."""
 MOST_VALUES = 2**28
 """Values in what all clients of a cell hold together."""
 
 
 class _Cell:
-    def described(self) -> dict[str, Any]:
+    @cached_property
+    def description(self) -> dict[str, Any]:
         """What the cell is, in words and numbers: its name in records. No path."""
         raise NotImplementedError
 
     @cached_property
-    def id(self) -> str:
+    def key(self) -> str:
         """Depends on what the cell is, not on where in the grid it stands."""
-        return identity(self.described())
+        return identity(self.description)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,17 +65,18 @@ class AttackCell(_Cell):
     attack: AttackEntry
     seed: int
 
-    def described(self) -> dict[str, Any]:
+    @cached_property
+    def description(self) -> dict[str, Any]:
         return {
             "kind": self.kind,
             "attack": self.attack.label,
-            "settings": repr(self.attack.make()),
-            "threat": self.threat.make().name,
+            "settings": repr(self.attack.method),
+            "threat": self.threat.method.name,
             "defense": in_words(self.defense),
             "defense_settings": repr(made_chain(self.defense)),
             "clients": self.clients,
             "batch_size": self.batch_size,
-            "protocol": repr(self.protocol.make()),
+            "protocol": repr(self.protocol.method),
             "loss": self.loss,
             "seed": self.seed,
         }
@@ -89,12 +92,13 @@ class CaptureCell(_Cell):
     attack: AttackEntry
     seed: int
 
-    def described(self) -> dict[str, Any]:
+    @cached_property
+    def description(self) -> dict[str, Any]:
         return {
             "kind": self.kind,
             "capture": f"{self.number}: {self.name}",
             "attack": self.attack.label,
-            "settings": repr(self.attack.make()),
+            "settings": repr(self.attack.method),
             "seed": self.seed,
         }
 
@@ -107,7 +111,8 @@ class UtilityCell(_Cell):
     defense: tuple[DefenseEntry, ...]
     loss: str
 
-    def described(self) -> dict[str, Any]:
+    @cached_property
+    def description(self) -> dict[str, Any]:
         settings = repr(made_chain(self.defense))
         return {
             "kind": self.kind,
@@ -144,12 +149,12 @@ def lay_out(setup: Setup) -> Grid:
         _check_data(plan, materials)
         _check_model(materials)
         cells, skipped = _simulated(plan, materials)
-    unique = tuple({cell.id: cell for cell in cells}.values())
+    unique = tuple({cell.key: cell for cell in cells}.values())
     if not unique:
-        told = [f"{each.what}: {each.why}" for each in skipped if each is not UNSEEN]
+        reasons = [f"{each.what}: {each.why}" for each in skipped if each is not UNSEEN]
         raise BadPlan(
-            f"expected at least one cell in the plan's grid, found none ({'; '.join(told[:3])}); say what is missing, "
-            "or name other attacks or threats."
+            f"expected at least one cell in the plan's grid, found none ({'; '.join(reasons[:3])}); say what is "
+            "missing, or name other attacks or threats."
         )
     return Grid(cells=unique, skipped=tuple(dict.fromkeys(skipped)))
 
@@ -157,19 +162,18 @@ def lay_out(setup: Setup) -> Grid:
 def _simulated(plan: Plan, materials: Materials) -> tuple[list[Cell], list[Skipped]]:
     grid, skipped = plan.grid, unnamed(plan)
     defenses = [chain for entries in grid.defenses for chain in chains(entries)]
-    protocols = [each for entry in grid.protocols for each in entry.expanded()]
+    protocols = [each for entry in grid.protocols for each in entry.variants]
     probe = probe_of(materials)
     threats = grid.threats or default_threats(plan, probe, skipped)
-    attackers = {entry: entry.make() for entry in threats}
+    attackers = {entry: entry.method for entry in threats}
     if grid.attacks is None:
         attacks = default_attacks(probe, plan, list(attackers.values()), skipped)
     else:
-        attacks = [each for entry in grid.attacks for each in entry.expanded()]
-    made = {attack.model_dump_json(): attack.make() for attack in attacks}
+        attacks = [each for entry in grid.attacks for each in entry.variants]
     cells: list[Cell] = []
     settings = itertools.product(grid.clients, grid.batch_sizes, protocols, grid.losses, defenses, threats, attacks)
     for clients, batch_size, protocol, loss, defense, threat, attack in settings:
-        method, attacker = made[attack.model_dump_json()], attackers[threat]
+        method, attacker = attack.method, attackers[threat]
         reason = pointless(method, attack.label, attacker, clients, defense)
         if reason is None and grid.threats is None:
             reason = repeated(method, attack.label, attacker, list(attackers.values()))
@@ -205,9 +209,9 @@ def _captures(setup: Setup) -> tuple[list[Cell], list[Skipped]]:
         if plan.grid.attacks is None:
             attacks = default_attacks(observation, plan, [], skipped)
         else:
-            attacks = [each for entry in plan.grid.attacks for each in entry.expanded()]
+            attacks = [each for entry in plan.grid.attacks for each in entry.variants]
         for attack in attacks:
-            why = lacking(attack.make(), observation)
+            why = lacking(attack.method, observation)
             if why is not None:
                 skipped.append(Skipped(what=f"{attack.label} on {number}: {name}", why=why))
                 continue
@@ -254,21 +258,16 @@ def _check_model(materials: Materials) -> None:
     """One sample through the model, so that a misfit is told once and not by every cell."""
     assert materials.samples is not None
     last = int(materials.samples.labels.argmax())
-    check_fits(materials.network(0).cpu(), materials.batch(torch.tensor([last])), 0)
+    check_fits(materials.network(0), materials.batch(torch.tensor([last])), 0)
 
 
 def configurations(cells: Sequence[Cell]) -> Iterator[tuple[dict[str, Any], list[Cell]]]:
     """Cells that differ in nothing but the seed, together."""
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
-        groups.setdefault(configuration_key(cell.described()), []).append(cell)
+        groups.setdefault(configuration_key(cell.description), []).append(cell)
     for members in groups.values():
-        yield without_seed(members[0].described()), members
-
-
-def identity(described: Mapping[str, Any]) -> str:
-    """The name of a cell's files."""
-    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
+        yield without_seed(members[0].description), members
 
 
 def without_seed(described: dict[str, Any]) -> dict[str, Any]:

@@ -7,8 +7,7 @@ import inspect
 import os
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,12 +21,12 @@ from fedprism.checks import arguments, shown
 from fedprism.data.source import DAMAGE, MOST_BYTES
 from fedprism.data.tabular import TABLES, Column, TableSet, read_csv
 from fedprism.errors import BadInput, BadPlan
-from fedprism.factory import from_factory
+from fedprism.files.tensors import TensorFile
 from fedprism.metrics import METRICS, LpipsUnavailable
 from fedprism.models import MODELS, build
-from fedprism.pixels import Normalization
+from fedprism.models.factory import from_factory
+from fedprism.pixels import Normalization, to_inputs
 from fedprism.randomness import generator, seeded_layers
-from fedprism.tensors import TensorFile
 from fedprism.types import Batch, Observation
 
 
@@ -94,8 +93,19 @@ class Setup:
                 raise BadInput(f"{str(reason).rstrip('.')}{hint}.") from reason
 
     def materials(self) -> Materials:
-        """Loaded once a process."""
-        return _loaded(self.plan.model_dump_json(), self.base, self.data_dir)
+        """Loaded once per process."""
+        global _LAST_LOADED
+        key = (self.plan.model_dump_json(include={"model", "data"}), self.base, self.data_dir, self._file_times())
+        if _LAST_LOADED is None or _LAST_LOADED[0] != key:
+            _LAST_LOADED = (key, _loaded(self.plan, self.base, self.data_dir))
+        return _LAST_LOADED[1]
+
+    def _file_times(self) -> tuple[int, ...]:
+        """When the plan's files were last written: a process that loaded them before loads changed ones again."""
+        data, model = self.plan.data, self.plan.model
+        names = ((data.npz, data.csv, data.folder) if data else ()) + ((model.weights,) if model else ())
+        paths = (self.base / name for name in names if name is not None)
+        return tuple(path.stat().st_mtime_ns for path in paths if path.exists())
 
     def fingerprint(self) -> dict[str, str]:
         """What data, weights and captures are, in a few letters: an audit is continued only with the same ones."""
@@ -106,14 +116,14 @@ class Setup:
 
     def observation(self, folder: str) -> Observation:
         """A capture of the plan, which may name a model and what else is known where the capture does not."""
-        from fedprism import io
+        from fedprism import captures
 
-        part, captures = self.plan.model, self.plan.captures
+        part, recorded = self.plan.model, self.plan.captures
         model = self.materials().network(0) if part is not None else None
-        found = io.load(self.base / folder, model=model)
-        given = captures.knowledge.model_dump(exclude_none=True) if captures is not None else {}
-        lacking = {name: value for name, value in given.items() if name not in found.knowledge.granted()}
-        return replace(found, knowledge=replace(found.knowledge, **lacking)) if lacking else found
+        capture = captures.load(self.base / folder, model=model)
+        given = recorded.knowledge.model_dump(exclude_none=True) if recorded is not None else {}
+        lacking = {name: value for name, value in given.items() if name not in capture.knowledge.granted()}
+        return replace(capture, knowledge=replace(capture.knowledge, **lacking)) if lacking else capture
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,6 +135,7 @@ class Materials:
     base: Path
     bounds: tuple[float, float] = (0.0, 1.0)
     normalization: Normalization | None = None
+    _networks: dict[int, nn.Module] = field(default_factory=dict, repr=False)
 
     @property
     def columns(self) -> tuple[Column, ...] | None:
@@ -135,17 +146,20 @@ class Materials:
         """Samples as the model is fed them."""
         assert self.samples is not None
         drawn = self.samples.batch(indices)
-        return Batch(self.as_inputs(drawn.inputs), drawn.labels)
-
-    def as_inputs(self, values: Tensor) -> Tensor:
-        """Values within the bounds as the model's inputs."""
-        if self.normalization is None:
-            return values
-        mean, std = (torch.tensor(part).view(1, -1, *[1] * (values.dim() - 2)) for part in self.normalization)
-        return (values - mean.to(values)) / std.to(values)
+        return Batch(to_inputs(drawn.inputs, self.normalization), drawn.labels)
 
     def network(self, seed: int) -> nn.Module:
-        """The model as a seed makes it; weights from a file are the same for every seed."""
+        """The model as a seed makes it, for whoever leaves it as it is: of one seed it is made once.
+
+        Weights from a file are the same for every seed.
+        """
+        if self._networks.keys() != {seed}:
+            self._networks.clear()
+            self._networks[seed] = self.new_network(seed)
+        return self._networks[seed]
+
+    def new_network(self, seed: int) -> nn.Module:
+        """The same, for whoever trains it."""
         assert self.model is not None
         if self.model.factory is not None:
             with seeded_layers(generator(seed, "weights")):
@@ -167,18 +181,20 @@ class Materials:
 
     def fingerprint(self) -> dict[str, str]:
         """What data and weights are."""
-        found = {}
+        digests = {}
         if self.samples is not None:
             tensors = [value for value in vars(self.samples).values() if isinstance(value, Tensor)]
-            found["data"] = _digest(tensors)
+            digests["data"] = _digest(tensors)
         if self.model is not None and self.samples is not None:
-            found["model"] = _digest(list(self.network(0).state_dict().values()))
-        return found
+            digests["model"] = _digest(list(self.network(0).state_dict().values()))
+        return digests
 
 
-@lru_cache(maxsize=1)
-def _loaded(plan_json: str, base: Path, data_dir: Path | None) -> Materials:
-    plan = Plan.model_validate_json(plan_json)
+_LAST_LOADED: tuple[tuple[Any, ...], Materials] | None = None
+"""What a process loaded last, and for which plan. One is enough: a worker runs one audit."""
+
+
+def _loaded(plan: Plan, base: Path, data_dir: Path | None) -> Materials:
     if plan.data is None:
         return Materials(None, plan.model, base)
     samples = _samples(plan.data, base, data_dir)
@@ -252,19 +268,19 @@ def _load_weights(model: nn.Module, path: Path) -> None:
 
 
 def _digest(tensors: Sequence[Tensor]) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for tensor in tensors:
-        found.update(repr((str(tensor.dtype), tuple(tensor.shape))).encode())
-        found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()[:16]
+        digest.update(repr((str(tensor.dtype), tuple(tensor.shape))).encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def _files_digest(files: Sequence[Path]) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for file in files:
         with open(file, "rb") as opened:
-            found.update(hashlib.file_digest(opened, "sha256").digest())
-    return found.hexdigest()[:16]
+            digest.update(hashlib.file_digest(opened, "sha256").digest())
+    return digest.hexdigest()[:16]
 
 
 def plan_folder(path: str | os.PathLike[str]) -> Path:

@@ -20,13 +20,15 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from fedprism.audit.entries import AttackEntry, ChainEntry, ProtocolEntry, Settings, Strict, ThreatEntry, Word
+from fedprism.audit.entries import AttackEntry, ChainEntry, MethodSettings, ProtocolEntry, Strict, ThreatEntry, Word
 from fedprism.audit.sentences import sentence
 from fedprism.checks import row, shown
 from fedprism.errors import BadPlan, FedprismError
 
 MOST_PLAN_BYTES = 2**20
+"""A larger plan is not read: the template has 4 kB."""
 MOST_ENTRIES = 1000
+"""Entries of one list of a plan."""
 
 Count = Annotated[int, Field(ge=1, le=2**20)]
 Seed = Annotated[int, Field(ge=0, le=2**53)]
@@ -104,7 +106,7 @@ class DataPart(Strict):
     csv: Path_ | None = Field(default=None, description="your table with a header line")
     label: Word | None = Field(default=None, description="the column of the table that is learned")
     categorical: tuple[Word, ...] = Field(default=(), description="columns that are categories though they are numbers")
-    options: Settings = Field(default={}, description="options of the data set, such as size or limit")
+    options: MethodSettings = Field(default={}, description="options of the data set, such as size or limit")
     bounds: tuple[Finite, Finite] = Field(default=(0.0, 1.0), description="the range of the inputs of an npz file")
     normalization: tuple[tuple[Finite, ...], tuple[Positive, ...]] | None = Field(
         default=None, description="mean and std of each channel, by which pixels become inputs"
@@ -263,8 +265,8 @@ class Plan(Strict):
 
     def as_json(self) -> dict[str, Any]:
         """The plan with every default filled in."""
-        found: dict[str, Any] = self.model_dump(mode="json")
-        return found
+        document: dict[str, Any] = self.model_dump(mode="json")
+        return document
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:

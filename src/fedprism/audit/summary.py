@@ -7,31 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedprism.audit.cell import Finished
 from fedprism.audit.grid import configuration_key, without_seed
-from fedprism.metrics import METRICS
+from fedprism.evaluation.severity import HIGHER_IS_CLOSER, Figure
+from fedprism.experiments import Outcome
 from fedprism.utility import t_interval
-
-HIGHER_IS_CLOSER = {**{name: metric.higher_is_better for name, metric in METRICS.items()}, "columns": True}
-"""Of everything that a gate could be about."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Figure:
-    """A metric of one configuration: the mean over seeds of the mean over samples."""
-
-    mean: float
-    low: float | None
-    """95 % interval over seeds; None for one seed."""
-    high: float | None
-    closest: float
-    """Of the single sample that fared worst, seen by its owner."""
-    null: float | None
-    """The best mean that a null baseline reaches."""
 
 
 @dataclass(kw_only=True)
-class Row:
+class Summary:
     """One configuration: cells that differ in nothing but the seed."""
 
     cell: dict[str, Any]
@@ -54,11 +37,11 @@ class Row:
     time_factor: float | None = None
     """By the clock: not part of results.json."""
 
-    def add(self, finished: Finished) -> None:
-        self.outcomes[finished.outcome] = self.outcomes.get(finished.outcome, 0) + 1
-        if finished.reason:
-            self.reasons[finished.reason] = None
-        record = finished.record
+    def add(self, outcome: Outcome) -> None:
+        self.outcomes[outcome.state] = self.outcomes.get(outcome.state, 0) + 1
+        if outcome.reason:
+            self.reasons[outcome.reason] = None
+        record = outcome.record
         if record is None:
             return
         self.statuses[record.status] = None
@@ -68,7 +51,7 @@ class Row:
         scores = record.scores or {}
         if record.kind == "utility":
             self.accuracy, self.epsilon = record.accuracy, record.epsilon
-            self.interval, self.time_factor = scores.get("interval"), finished.time_factor
+            self.interval, self.time_factor = scores.get("interval"), outcome.time_factor
             return
         self.samples += scores.get("samples", 0)
         self.answered += scores.get("answered", 0)
@@ -82,9 +65,9 @@ class Row:
             best = max if HIGHER_IS_CLOSER.get(name, False) else min
             if present:
                 self.closest[name] = best([*present, *([self.closest[name]] if name in self.closest else [])])
-        for name, share in scores.get("by_column", {}).items():
-            self.by_column.setdefault(name, []).append(share)
-        for null, means in finished.baselines.items():
+        for name, value in scores.get("by_column", {}).items():
+            self.by_column.setdefault(name, []).append(value)
+        for null, means in outcome.baselines.items():
             for name, mean in means.items():
                 if mean is not None:
                     self.nulls.setdefault(name, {}).setdefault(null, []).append(mean)
@@ -125,12 +108,12 @@ class Row:
         }
 
 
-def summarised(records: Iterable[Finished]) -> list[Row]:
+def summarised(records: Iterable[Outcome]) -> list[Summary]:
     """One row a configuration, in the order of the grid; records are seen once and not kept."""
-    rows: dict[str, Row] = {}
-    for finished in records:
-        cell = dict(finished.cell)
-        rows.setdefault(configuration_key(cell), Row(cell=without_seed(cell))).add(finished)
+    rows: dict[str, Summary] = {}
+    for outcome in records:
+        cell = dict(outcome.description)
+        rows.setdefault(configuration_key(cell), Summary(cell=without_seed(cell))).add(outcome)
     return list(rows.values())
 
 

@@ -12,7 +12,7 @@ from fedprism.data.arrays import cifar10_binary, cifar10_pickled, cifar100_binar
 from fedprism.data.embedded import digits, photos
 from fedprism.data.files import folder, imagenet, imagenet_beside, people, tiny_imagenet, zipped
 from fedprism.data.imageset import ImageSet
-from fedprism.data.ondisk import OnDisk
+from fedprism.data.ondisk import OnDisk, Reader
 from fedprism.data.source import assemble
 
 __all__ = ["DATASETS", "ImageSet", "load", "load_folder"]
@@ -21,20 +21,25 @@ _NUMBERS = tuple(map(str, range(100)))
 _CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 _THINGS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
+IMAGENET_SIDE = 224
+"""In pixels: what networks for ImageNet are usually fed."""
+
+
+def _files(stem: str, reader: Reader) -> tuple[tuple[str, Reader], ...]:
+    """Single files of a data set, the whole one first."""
+    ending = "npz" if reader is npz else "zip"
+    return (f"{stem}.{ending}", reader), (f"{stem}_*.{ending}", reader)
+
+
 DATASETS: dict[str, Callable[..., ImageSet]] = {
     "photos": photos,
     "digits": digits,
-    "mnist": OnDisk("mnist", (("mnist.npz", npz), ("mnist_*.npz", npz), ("MNIST/raw", idx)), _NUMBERS[:10]),
-    "fashion-mnist": OnDisk(
-        "fashion-mnist",
-        (("fashion_mnist.npz", npz), ("fashion_mnist_*.npz", npz), ("FashionMNIST/raw", idx)),
-        _CLOTHES,
-    ),
+    "mnist": OnDisk("mnist", (*_files("mnist", npz), ("MNIST/raw", idx)), _NUMBERS[:10]),
+    "fashion-mnist": OnDisk("fashion-mnist", (*_files("fashion_mnist", npz), ("FashionMNIST/raw", idx)), _CLOTHES),
     "cifar10": OnDisk(
         "cifar10",
         (
-            ("cifar10.npz", npz),
-            ("cifar10_*.npz", npz),
+            *_files("cifar10", npz),
             ("cifar-10-batches-bin", cifar10_binary),
             ("cifar-10-batches-py", cifar10_pickled),
         ),
@@ -42,38 +47,23 @@ DATASETS: dict[str, Callable[..., ImageSet]] = {
     ),
     "cifar100": OnDisk(
         "cifar100",
-        (
-            ("cifar100.npz", npz),
-            ("cifar100_*.npz", npz),
-            ("cifar-100-binary", cifar100_binary),
-            ("cifar-100-python", cifar100_pickled),
-        ),
+        (*_files("cifar100", npz), ("cifar-100-binary", cifar100_binary), ("cifar-100-python", cifar100_pickled)),
         _NUMBERS,
     ),
-    "tiny-imagenet": OnDisk(
-        "tiny-imagenet",
-        (("tiny_imagenet.zip", zipped), ("tiny_imagenet_*.zip", zipped), ("tiny-imagenet-200", tiny_imagenet)),
-    ),
+    "tiny-imagenet": OnDisk("tiny-imagenet", (*_files("tiny_imagenet", zipped), ("tiny-imagenet-200", tiny_imagenet))),
     "imagenet": OnDisk(
         "imagenet",
         (
-            ("imagenet.zip", zipped),
-            ("imagenet_*.zip", zipped),
+            *_files("imagenet", zipped),
             ("imagenet", imagenet),
             ("train", imagenet_beside),
             ("val", imagenet_beside),
         ),
-        size=224,
+        size=IMAGENET_SIDE,
     ),
     "lfw": OnDisk(
         "lfw",
-        (
-            ("lfw.zip", zipped),
-            ("lfw_*.zip", zipped),
-            ("lfw-py/lfw_funneled", people),
-            ("lfw-py/lfw-deepfunneled", people),
-            ("lfw-py/lfw", people),
-        ),
+        (*_files("lfw", zipped), *((f"lfw-py/lfw{kind}", people) for kind in ("_funneled", "-deepfunneled", ""))),
         splits=("all",),
     ),
 }

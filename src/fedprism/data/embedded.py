@@ -30,10 +30,11 @@ PHOTOGRAPHS = {
 }
 
 MOST_CROPS = 1000
+"""Crops per photograph: bounds the time."""
 LONGEST_SIDE = 768
-"""Larger photographs are shrunk once to this: cutting hundreds of crops out of them would take seconds."""
-
+"""In pixels. Larger photographs are shrunk once to this: cutting hundreds of crops out of them would take seconds."""
 PREVIEW = 32
+"""Side, in pixels, of the small picture of a crop that its contrast is judged by."""
 LEAST_CONTRAST = 25.0
 """Standard deviation of a preview's grey values below which a crop counts as flat."""
 
@@ -59,12 +60,12 @@ def digits(size: int = 8) -> ImageSet:
     from sklearn.datasets import load_digits  # imported here because scikit-learn's data sets take a second to import
 
     whole(size, "size", MOST_SIZE)
-    found = load_digits()
-    pixels = np.rint(found.images * (255 / 16)).astype(np.uint8)
+    bunch = load_digits()
+    pixels = np.rint(bunch.images * (255 / 16)).astype(np.uint8)
     images = room("digits", len(pixels), (1, size, size))
     for place, image in enumerate(pixels):
         images[place] = fitted(image, size)
-    labels = torch.from_numpy(found.target.astype(np.int64))
+    labels = torch.from_numpy(bunch.target.astype(np.int64))
     return ImageSet("digits", torch.from_numpy(images), labels, tuple(map(str, range(10))))
 
 

@@ -18,7 +18,7 @@ from fedprism.data.source import DAMAGE, MOST_CLASSES, Source
 from fedprism.errors import BadInput
 
 MOST_MEMBER_BYTES = 2**28
-"""What one file inside a zip may unpack to."""
+"""What one file inside a zip may unpack to: a small file can claim to hold any amount."""
 
 _VALIDATION = {"train": "train", "test": "val"}
 _NAME_COLUMNS = ("words", "identity", "wnid")

@@ -63,15 +63,10 @@ class OnDisk:
 def _data_folder(name: str, data_dir: str | os.PathLike[str] | None) -> Path:
     """The folder named by the caller or, failing that, by the environment."""
     given = os.environ.get(ENVIRONMENT) if data_dir is None else data_dir
-    if not given:
+    if not given or not os.path.isdir(given):
+        found = f"no folder at {given}" if given else "none"
         raise BadInput(
-            f"expected a data folder that holds {name}, found none; "
-            f"name it with --data-dir (data_dir=...) or the environment variable {ENVIRONMENT}."
-        )
-    root = Path(given)
-    if not os.path.isdir(root):
-        raise BadInput(
-            f"expected a data folder that holds {name}, found no folder at {root}; "
+            f"expected a data folder that holds {name}, found {found}; "
             f"name one that exists with --data-dir (data_dir=...) or the environment variable {ENVIRONMENT}."
         )
-    return root
+    return Path(given)

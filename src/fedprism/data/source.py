@@ -21,9 +21,10 @@ from fedprism.errors import BadInput
 
 MOST_BYTES = 4 * 2**30
 """What one data set may unpack to: a small file can claim to hold any amount."""
-
 MOST_CLASSES = 2**20
+"""Bounds the labels that a file may name: each makes a class."""
 MOST_SIZE = 4096
+"""Longest side, in pixels, that images may be resized to: bounds memory."""
 
 DAMAGE = (
     *(OSError, EOFError, ValueError, KeyError, TypeError, MemoryError, RuntimeError),

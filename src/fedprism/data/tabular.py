@@ -19,10 +19,15 @@ from fedprism.naming import nearest
 from fedprism.types import Batch
 
 MOST_ROWS = 2**20
+"""Rows of a table: bounds memory."""
 MOST_CATEGORIES = 1000
 """A column with more different words than this is text, or a key, not a category."""
 MOST_FEATURES = 2**16
+"""Numbers and entries of one-hot blocks in a row: bounds memory."""
 MOST_CSV_BYTES = 2**28
+"""Size of a CSV file: bounds memory."""
+MOST_NUMBER = 1e150
+"""Beyond this the range of a column may no longer be finite in double precision, which ends at 1.8e308."""
 
 
 @dataclass(frozen=True)
@@ -174,8 +179,7 @@ def _numbers(texts: Sequence[str]) -> np.ndarray | None:
         numbers = [float(text) for text in texts]
     except ValueError:
         return None
-    # Beyond this the range of a column is no longer finite.
-    return np.array(numbers) if all(math.isfinite(n) and abs(n) < 1e150 for n in numbers) else None
+    return np.array(numbers) if all(math.isfinite(n) and abs(n) < MOST_NUMBER for n in numbers) else None
 
 
 def _decoded(column: Column, values: Tensor) -> float | str:

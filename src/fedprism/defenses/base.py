@@ -60,9 +60,13 @@ class Defense:
         return self
 
     @property
-    def per_example(self) -> bool:
-        """Whether this defense looks at single examples' gradients, which are costly and computed only then."""
-        return type(self).on_examples is not Defense.on_examples
+    def members(self) -> tuple[Defense, ...]:
+        """The defenses of a chain, chains within it taken apart; a single defense is its own member."""
+        return (self,)
+
+    def overrides(self, *stages: str) -> bool:
+        """Whether a member does anything at one of these stages. Examples' gradients are costly: computed only then."""
+        return any(getattr(type(d), stage) is not getattr(Defense, stage) for d in self.members for stage in stages)
 
     @property
     def sums_only(self) -> bool:
@@ -82,7 +86,7 @@ class Chain(Defense):
     def on_draw(self, dataset: Batch, context: Context, rng: torch.Generator) -> Tensor:
         chosen, left = torch.arange(len(dataset)), dataset
         for defense in self.defenses:
-            if type(defense).on_draw is not Defense.on_draw:  # asking the others would copy the whole data set
+            if defense.overrides("on_draw"):  # asking the others would copy the whole data set
                 drawn = defense.on_draw(left, context, rng)
                 chosen, left = chosen[drawn], left[drawn]
         return chosen
@@ -116,8 +120,8 @@ class Chain(Defense):
         return chain(*(defense.deterministic(observed) for defense in self.defenses))
 
     @property
-    def per_example(self) -> bool:
-        return any(defense.per_example for defense in self.defenses)
+    def members(self) -> tuple[Defense, ...]:
+        return tuple(member for defense in self.defenses for member in defense.members)
 
     @property
     def sums_only(self) -> bool:
@@ -132,5 +136,5 @@ def chain(*defenses: Defense) -> Defense:
             raise BadInput(
                 f"expected defenses, one after the other, found {shown(defense)}; give objects such as Prune(0.9)."
             )
-        flat.extend(defense.defenses if isinstance(defense, Chain) else (defense,))
+        flat.extend(defense.members)
     return flat[0] if len(flat) == 1 else Chain(tuple(flat))

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.func import vmap
 
-from fedprism import accounting
+from fedprism.defenses import accounting
 from fedprism.defenses.base import Context, Defense
 from fedprism.defenses.clipping import clip_update
 from fedprism.errors import BadInput, NotApplicable

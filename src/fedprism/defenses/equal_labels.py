@@ -24,6 +24,7 @@ from fedprism.randomness import generator
 from fedprism.types import Batch, is_soft
 
 MOST_SAMPLES = 2**31 - 1
+"""Samples of a batch at most: a bound on input."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,10 @@ class EqualLabels(Defense):
                 f"found {int(counts[rarest])} of class {int(classes[rarest])}; "
                 "lower the size, give it more samples of that class, or leave the class out."
             )
-        own: Tensor = (labels == classes[_turn(context, len(classes), rng)]).nonzero().flatten()
-        if self.size is None or self.size == len(own):
-            return own
-        return own[torch.randperm(len(own), generator=rng)[: self.size].sort().values]
+        of_class: Tensor = (labels == classes[_turn(context, len(classes), rng)]).nonzero().flatten()
+        if self.size is None or self.size == len(of_class):
+            return of_class
+        return of_class[torch.randperm(len(of_class), generator=rng)[: self.size].sort().values]
 
 
 def _turn(context: Context, classes: int, rng: torch.Generator) -> int:

@@ -51,29 +51,29 @@ class InstaHide(MixUp):
         public = f", cross=<{len(self.cross)} public samples>" if self.cross is not None else ""
         return f"InstaHide(k={self.k}, bound={self.bound}{public})"
 
-    def mixing(self, samples: int, rng: torch.Generator, own: Tensor | None = None) -> Mixing:
+    def mixing(self, samples: int, rng: torch.Generator, owned: Tensor | None = None) -> Mixing:
         """As MixUp's; public partners are counted on from the client's own: the first has the index `samples`."""
         if self.cross is None:
-            return super().mixing(samples, rng, own)
+            return super().mixing(samples, rng, owned)
         public = self.k - PRIVATE_MIXED
         if samples < PRIVATE_MIXED or len(self.cross) < public:
             raise BadInput(
                 f"expected at least {PRIVATE_MIXED} own and k - {PRIVATE_MIXED} = {public} public samples to mix, "
                 f"found {samples} and {len(self.cross)}; lower k or give more data."
             )
-        own = torch.arange(samples) if own is None else own
-        chance = Chance.out_of(rng, own)
-        partner = draw_partners(chance, samples, PRIVATE_MIXED - 1, besides=own)
+        owned = torch.arange(samples) if owned is None else owned
+        chance = Chance.out_of(rng, owned)
+        partner = draw_partners(chance, samples, PRIVATE_MIXED - 1, besides=owned)
         others = samples + draw_partners(chance, len(self.cross), public, first=PRIVATE_MIXED)
-        share = (PRIVATE_MIXED, PRIVATE_SHARE)
+        weight = (PRIVATE_MIXED, PRIVATE_SHARE)
         return Mixing(
-            torch.cat([own.unsqueeze(1), partner, others], dim=1),
-            draw_coefficients(chance, self.k, self.bound, private=share),
+            torch.cat([owned.unsqueeze(1), partner, others], dim=1),
+            draw_coefficients(chance, self.k, self.bound, private=weight),
         )
 
     def on_batch(self, batch: Batch, context: Context, rng: torch.Generator) -> Batch:
-        pool, own = mixed_from(batch, context)
-        mixing = self.mixing(len(pool), rng, own)
+        pool, owned = mixed_from(batch, context)
+        mixing = self.mixing(len(pool), rng, owned)
         inputs, labelled = pool.inputs, mixing
         if self.cross is not None:
             if self.cross.inputs.shape[1:] != inputs.shape[1:]:

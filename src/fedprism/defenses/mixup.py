@@ -27,10 +27,13 @@ from fedprism.randomness import seeded_layers
 from fedprism.types import Batch, Update, is_soft
 
 MOST_MIXED = 64
+"""Samples in one mixture at most: a bound on input."""
 OWN_SHARE = 3.0
 """The first coefficient's Dirichlet parameter; that of the others is 1."""
 MOST_REDRAWS = 10_000
+"""How often coefficients are drawn before the bound counts as unreachable."""
 REDRAWN_TOGETHER = 8
+"""Draws per mixture at a time: speed only, the first good one counts."""
 
 
 class Mixing(NamedTuple):
@@ -113,7 +116,7 @@ class MixUp(Defense):
                 "0.65 is common."
             )
 
-    def mixing(self, samples: int, rng: torch.Generator, own: Tensor | None = None) -> Mixing:
+    def mixing(self, samples: int, rng: torch.Generator, owned: Tensor | None = None) -> Mixing:
         """The next mixtures out of `rng`, on the CPU: a row for each of `own`, all of a client's `samples` unless said.
 
         This is the first thing that is drawn for a batch, so whoever has the generator can repeat it. One number is
@@ -123,14 +126,14 @@ class MixUp(Defense):
             raise BadInput(
                 f"expected at least k = {self.k} samples to mix, found {samples}; lower k or give the client more data."
             )
-        own = torch.arange(samples) if own is None else own
-        chance = Chance.out_of(rng, own)
-        partners = torch.cat([own.unsqueeze(1), draw_partners(chance, samples, self.k - 1, besides=own)], dim=1)
+        owned = torch.arange(samples) if owned is None else owned
+        chance = Chance.out_of(rng, owned)
+        partners = torch.cat([owned.unsqueeze(1), draw_partners(chance, samples, self.k - 1, besides=owned)], dim=1)
         return Mixing(partners, draw_coefficients(chance, self.k, self.bound))
 
     def on_batch(self, batch: Batch, context: Context, rng: torch.Generator) -> Batch:
-        pool, own = mixed_from(batch, context)
-        mixing = self.mixing(len(pool), rng, own)
+        pool, owned = mixed_from(batch, context)
+        mixing = self.mixing(len(pool), rng, owned)
         return Batch(mixing.of(pool.inputs), mixing.of(soft_labels(pool, context)))
 
     def deterministic(self, observed: object = None) -> Defense:
@@ -171,6 +174,7 @@ class Chance(NamedTuple):
 
 
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+"""The step of SplitMix64 as a signed number: 2 to the power of 64 over the golden ratio."""
 
 
 def _scrambled(bits: Tensor) -> Tensor:
@@ -193,14 +197,14 @@ def draw_partners(chance: Chance, samples: int, count: int, besides: Tensor | No
     `first` is the number of the first random number to use.
     """
     rows = len(chance.own)
-    taken = torch.empty(rows, 0, dtype=torch.int64) if besides is None else besides.unsqueeze(1)
+    chosen_before = torch.empty(rows, 0, dtype=torch.int64) if besides is None else besides.unsqueeze(1)
     drawn = []
     for uniform in chance.uniform(first, count).unbind(1):
-        partner = (uniform * (samples - taken.shape[1])).long()
-        for smaller in taken.unbind(1):
+        partner = (uniform * (samples - chosen_before.shape[1])).long()
+        for smaller in chosen_before.unbind(1):
             partner = partner + (partner >= smaller).long()
         drawn.append(partner)
-        taken = torch.cat([taken, partner.unsqueeze(1)], dim=1).sort(dim=1).values
+        chosen_before = torch.cat([chosen_before, partner.unsqueeze(1)], dim=1).sort(dim=1).values
     return torch.stack(drawn, dim=1) if drawn else torch.empty(rows, 0, dtype=torch.int64)
 
 
@@ -210,13 +214,13 @@ def draw_coefficients(chance: Chance, k: int, bound: float, private: tuple[int, 
     `private`: of how many leading entries the sum must be at least how much.
     """
     drawn = torch.empty(len(chance.own), k, dtype=torch.float64)
-    count, share = private
+    count, weight = private
     open_rows = torch.arange(len(drawn))
     wanted = int(OWN_SHARE) + k - 1
     for attempt in range(0, MOST_REDRAWS, REDRAWN_TOGETHER):
         numbers = chance.uniform(MOST_MIXED + attempt * wanted, REDRAWN_TOGETHER * wanted, open_rows)
         each = _dirichlet(numbers.view(-1, REDRAWN_TOGETHER, wanted))
-        good = (each.amax(2) <= bound) & (each[..., :count].sum(2) >= share)
+        good = (each.amax(2) <= bound) & (each[..., :count].sum(2) >= weight)
         # The first good one of each row: how many are drawn together makes no difference.
         drawn[open_rows] = each[torch.arange(len(each)), good.int().argmax(1)]
         open_rows = open_rows[~good.any(1)]

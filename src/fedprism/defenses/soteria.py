@@ -70,24 +70,24 @@ class Soteria(Defense):
 def feature_scores(model: nn.Module, params: Update | None, data: Batch) -> tuple[str, Tensor]:
     """The last dense layer's weight by name, and (features,) sum over samples of |df/dx| / (|f| + 0.1)."""
     names = {module: name for name, module in model.named_modules()}
-    seen: list[tuple[str, Tensor]] = []
+    inputs_of: list[tuple[str, Tensor]] = []
 
     def watch(module: nn.Module, args: tuple[Any, ...]) -> None:
-        seen.append((f"{names[module]}.weight".lstrip("."), args[0]))
+        inputs_of.append((f"{names[module]}.weight".lstrip("."), args[0]))
 
     inputs = data.inputs.detach().clone().requires_grad_()
     # Copies, because batch-norm layers write into the buffers they are given.
-    held = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+    buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     weights = {name: p.detach() for name, p in (params or dict(model.named_parameters())).items()}
     hooks = [m.register_forward_pre_hook(watch) for m in model.modules() if isinstance(m, nn.Linear)]
     try:
-        functional_call(model, {**weights, **held}, (inputs,))
+        functional_call(model, {**weights, **buffers}, (inputs,))
     finally:
         for hook in hooks:
             hook.remove()
-    if not seen or seen[-1][1].dim() != 2:
+    if not inputs_of or inputs_of[-1][1].dim() != 2:
         raise NotApplicable("Soteria expects a network that ends in a dense layer, found none; use another defense.")
-    layer, features = seen[-1]
+    layer, features = inputs_of[-1]
     if features.grad_fn is None:  # the layer is fed by the input itself: each feature is a pixel
         return layer, (1 / (features.detach().abs() + FLOOR)).sum(0)
     parts = torch.split(torch.arange(features.shape[1]), TOGETHER)

@@ -11,38 +11,48 @@ from one at all, and not its biases: thresholds that sort whole images lie many 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedprism.inspection.base import Finding, Layer, Severity, dense_widths, layers, parts, spread_entries, unit_rows
-from fedprism.types import Update
+from fedprism.inspection.base import Finding, Layer, chunks, serious, spread_entries, unit_rows
 
 FEWEST_ROWS = 8
 """Below this, symmetric training makes copies by itself: the two rows of a two-class head are opposite."""
 FEWEST_PAIRS = 4
+"""Pairs of copies or of opposite rows that it takes; fewer happen in honest models."""
 FEWEST_ENTRIES = 24
 """Rows spread over fewer entries meet by chance, above all where they are pruned or of one bit."""
 MOST_ROWS = 16384
+"""Rows of a layer that are compared: bounds the time, which is quadratic in them."""
+CHUNK_ROWS = 1024
+"""Rows that are compared with all others at a time: bounds memory."""
 WIDTH = 1024
 """Longer rows are folded to this many entries, which moves a cosine by about 0.03 and leaves that of copies at 1."""
 COPIES = 0.9999
-"""Where training diverges, rows come as close as 0.999."""
+"""Cosine of copies. Where training diverges, rows come as close as 0.999."""
 OPPOSITE = 0.6
+"""Minus the cosine from which rows of dense layers are opposite, also under noise."""
 OPPOSITE_KERNELS = 0.95
-"""Trained kernels of the first layers come in nearly opposite pairs by themselves, at cosines down to -0.85."""
+"""The same of kernels: trained ones of first layers come in nearly opposite pairs, at cosines down to -0.85."""
 GAP = 0.25
 """A pair is closer to each other than to any other row by this much of a cosine."""
 ONE_DIRECTION = 0.85
-"""Weights drawn between 0 and a number have a share of 0.75."""
+"""Share of the rows' energy in one direction; weights drawn between 0 and a number have 0.75."""
 ONE_DIRECTION_OF_FEW = 0.99
-"""For layers of fewer than MANY_ROWS: narrow networks of sigmoids that do not learn drift in one direction."""
+"""The same for fewer than MANY_ROWS: narrow networks of sigmoids that do not learn drift in one direction."""
 MANY_ROWS = 32
+"""From this many rows on, honest ones do not drift in one direction together: a bound."""
 SORTING = 1.0
 """Standard deviation of the biases, in lengths of a row; about 0.02 in trained layers, 0.1 where training diverged."""
 STANDS_OUT = 2.5
 """How many times the second direction's strength the first one's is in such a layer; below 2 in trained ones."""
+EQUAL_SIZES = 0.999
+"""Participation of a row's entries, relative to all, from which they count as all of one size."""
+POWER_STEPS = 20
+"""Steps of the power iteration: a bound, as a direction that stands out is found in a few."""
 
 
 class _Partners(NamedTuple):
@@ -53,17 +63,39 @@ class _Partners(NamedTuple):
     """(rows,) absolute cosine with the next one."""
 
 
-def aligned_rows(params: Update) -> list[Finding]:
-    """Layers in which rows are copies of each other, come in opposite pairs, or all have one direction."""
-    widths = dense_widths(params)
-    found = []
-    for layer in layers(params):
-        if len(layer.rows) < FEWEST_ROWS:
-            continue
-        directions = _directions(layer.rows[:MOST_ROWS])
-        if len(directions) >= FEWEST_ROWS:
-            found += _judged(layer, directions, last=layer.is_last(widths))
-    return found
+def aligned_rows(layer: Layer) -> Iterator[Finding]:
+    """Rows that are copies of each other, come in opposite pairs, or all have one direction.
+
+    In a last layer copies are no evidence: classes of which there are no samples are all pushed the same way.
+    """
+    if len(layer.rows) < FEWEST_ROWS:
+        return
+    units = _directions(layer.rows[:MOST_ROWS])
+    if len(units) < FEWEST_ROWS:
+        return
+    partners, direction = _partners(units), _direction(units)
+    copies = int(((partners.best.abs() >= COPIES) & ~_of_signs(units)).sum())
+    pairs = _opposite_pairs(partners, OPPOSITE_KERNELS if layer.convolution else OPPOSITE)
+    energy = float((units @ direction).square().mean())
+    most = ONE_DIRECTION if len(units) >= MANY_ROWS else ONE_DIRECTION_OF_FEW
+    evidence = {"rows": len(layer.rows), "copies": copies, "opposite_pairs": pairs, "share_of_one_direction": energy}
+    if not layer.convolution and energy >= most and not layer.last:
+        sentence = f"{energy:.0%} of {len(units)} rows' energy lies in one direction, as in an imprint layer"
+    elif pairs >= FEWEST_PAIRS:
+        sentence = f"{pairs} pairs of rows are opposite to each other and to no other row"
+    elif copies >= 2 * FEWEST_PAIRS and not layer.last:
+        sentence = f"{copies} of {len(units)} rows are copies of another row, up to sign and length"
+    elif (thresholds := _thresholds(layer, units, direction)) >= SORTING:
+        sentence = (
+            f"biases lie {thresholds:.2g} lengths of a row apart, and one direction stands out among the rows: "
+            "units that sort whole inputs, as in an imprint layer under noise"
+        )
+        evidence["spread_of_biases"] = thresholds
+    else:
+        return
+    if layer.bias is not None:
+        evidence["distinct_biases"] = len(set(layer.bias.tolist()))
+    yield serious("aligned-rows", layer.name, sentence, evidence)
 
 
 def _directions(rows: Tensor) -> Tensor:
@@ -71,8 +103,8 @@ def _directions(rows: Tensor) -> Tensor:
     enough = max(FEWEST_ENTRIES, 2 * math.log2(len(rows)) + 8)
     fold = _Fold(rows)
     kept = []
-    for part in parts(rows):
-        units, lengths = unit_rows(part)
+    for chunk in chunks(rows):
+        units, lengths = unit_rows(chunk)
         kept.append(fold(units[(lengths > 0) & (spread_entries(units) >= enough)]))
     return torch.cat(kept)
 
@@ -94,47 +126,15 @@ class _Fold:
         return unit_rows(short)[0]
 
 
-def _judged(layer: Layer, units: Tensor, *, last: bool) -> list[Finding]:
-    """In a last layer copies are no evidence: classes of which there are no samples are all pushed the same way."""
-    partners = _partners(units)
-    copies = int(((partners.best.abs() >= COPIES) & ~_of_signs(units)).sum())
-    pairs = _opposite_pairs(partners, OPPOSITE_KERNELS if layer.convolution else OPPOSITE)
-    direction = _direction(units)
-    share = float((units @ direction).square().mean())
-    most = ONE_DIRECTION if len(units) >= MANY_ROWS else ONE_DIRECTION_OF_FEW
-    evidence = {"rows": len(layer.rows), "copies": copies, "opposite_pairs": pairs, "share_of_one_direction": share}
-    if not layer.convolution and share >= most and not last:
-        sentence = f"{share:.0%} of {len(units)} rows' energy lies in one direction, as in an imprint layer"
-    elif pairs >= FEWEST_PAIRS:
-        sentence = f"{pairs} pairs of rows are opposite to each other and to no other row"
-    elif copies >= 2 * FEWEST_PAIRS and not last:
-        sentence = f"{copies} of {len(units)} rows are copies of another row, up to sign and length"
-    elif (thresholds := _thresholds(layer, units, direction)) >= SORTING:
-        sentence = (
-            f"biases lie {thresholds:.2g} lengths of a row apart, and one direction stands out among the rows: "
-            "units that sort whole inputs, as in an imprint layer under noise"
-        )
-        evidence["spread_of_biases"] = thresholds
-    else:
-        return []
-    if layer.bias is not None:
-        evidence["distinct_biases"] = len(set(layer.bias.tolist()))
-    return [
-        Finding(
-            check="aligned-rows", severity=Severity.SERIOUS, tensor=layer.name, sentence=sentence, evidence=evidence
-        )
-    ]
-
-
 def _of_signs(units: Tensor) -> Tensor:
     """(rows,) whether a row's entries are all of one size: one step of Adam from zero makes such, and some agree."""
-    return spread_entries(units) > 0.999 * units.shape[1]
+    return spread_entries(units) > EQUAL_SIZES * units.shape[1]
 
 
 def _partners(units: Tensor) -> _Partners:
     best, partner, second = [], [], []
-    for start in range(0, len(units), 1024):
-        cosines = units[start : start + 1024] @ units.T
+    for start in range(0, len(units), CHUNK_ROWS):
+        cosines = units[start : start + CHUNK_ROWS] @ units.T
         numbers = torch.arange(len(cosines), device=units.device)
         cosines[numbers, start + numbers] = 0
         top = cosines.abs().topk(2, dim=1)
@@ -151,10 +151,10 @@ def _opposite_pairs(partners: _Partners, cosine: float) -> int:
     return int((mutual & clear).sum()) // 2
 
 
-def _direction(units: Tensor, steps: int = 20) -> Tensor:
+def _direction(units: Tensor) -> Tensor:
     """The direction that holds the largest share of the rows' energy, by power iteration."""
     direction = units[0]
-    for _ in range(steps):
+    for _ in range(POWER_STEPS):
         direction = units.T @ (units @ direction)
         direction = direction / torch.linalg.vector_norm(direction)
     return direction
@@ -164,8 +164,7 @@ def _thresholds(layer: Layer, units: Tensor, direction: Tensor) -> float:
     """How far biases lie apart, in lengths of a row, if one direction stands out among the rows; otherwise 0."""
     if layer.convolution or layer.bias is None or len(units) < MANY_ROWS:
         return 0.0
-    lengths = torch.cat([unit_rows(part)[1] for part in parts(layer.rows)])
-    apart = float(layer.bias.double().std() / lengths.median().clamp(min=1e-30))
+    apart = float(layer.bias.double().std() / layer.lengths().median().clamp(min=1e-30))
     if apart < SORTING:
         return 0.0
     along = units @ direction

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from fedprism.errors import FedprismError
 from fedprism.types import Update
 
 MOST_VALUES = 2**22
-"""How many values of a layer are worked on at a time."""
+"""Values of a layer that are worked on at a time: 16 MiB of float32."""
 
 
 class Severity(StrEnum):
@@ -38,6 +38,14 @@ class Finding:
     sentence: str
     tensor: str = ""
     evidence: Mapping[str, float] = field(default_factory=dict)
+
+
+def serious(check: str, tensor: str, sentence: str, evidence: Mapping[str, float]) -> Finding:
+    return Finding(check=check, severity=Severity.SERIOUS, tensor=tensor, sentence=sentence, evidence=evidence)
+
+
+def note(check: str, tensor: str, sentence: str, evidence: Mapping[str, float]) -> Finding:
+    return Finding(check=check, severity=Severity.NOTE, tensor=tensor, sentence=sentence, evidence=evidence)
 
 
 @dataclass(frozen=True)
@@ -71,15 +79,11 @@ class Layer(NamedTuple):
     bias_name: str
     bias: Tensor | None
     """(outputs,), where the layer has one."""
+    last: bool
+    """Whether no dense layer takes as many inputs as this one has outputs: then these are the classes."""
 
-    def is_last(self, widths: Set[int]) -> bool:
-        """Whether no dense layer takes as many inputs as this one has outputs: then these are the classes."""
-        return not self.convolution and len(self.rows) not in widths
-
-
-def dense_widths(params: Update) -> frozenset[int]:
-    """How many inputs the dense layers take. A convolution that takes 3 takes the image, and no three classes."""
-    return frozenset(tensor.shape[1] for tensor in params.values() if tensor.dim() == 2)
+    def lengths(self) -> Tensor:
+        return torch.cat([unit_rows(chunk)[1] for chunk in chunks(self.rows)])
 
 
 def layers(params: Update) -> Iterator[Layer]:
@@ -88,13 +92,15 @@ def layers(params: Update) -> Iterator[Layer]:
     Signed whole numbers are taken as they are, because a scale changes no direction. Layers with values that are not
     finite are left to the check of these. Masks are no layers, and what torch's pruning keeps apart is one layer.
     """
+    # A convolution that takes 3 takes the image, and no three classes.
+    widths = {tensor.shape[1] for tensor in params.values() if tensor.dim() == 2}
     for name, tensor in _as_used(params):
         if tensor.dim() < 2 or not (tensor.dtype.is_floating_point or tensor.dtype == torch.int8) or not tensor.numel():
             continue
         if is_mask(name, tensor):
             continue
         rows = tensor.detach().flatten(1).float()
-        if not all(bool(torch.isfinite(part).all()) for part in parts(rows)):
+        if not all(bool(torch.isfinite(chunk).all()) for chunk in chunks(rows)):
             continue
         bias_name = f"{name.removesuffix('weight')}bias" if name.endswith("weight") else ""
         bias = params.get(bias_name) if bias_name else None
@@ -105,6 +111,7 @@ def layers(params: Update) -> Iterator[Layer]:
             convolution=tensor.dim() > 2,
             bias_name=bias_name,
             bias=bias.detach().float() if bias is not None and fits and bool(torch.isfinite(bias).all()) else None,
+            last=tensor.dim() == 2 and len(rows) not in widths,
         )
 
 
@@ -125,10 +132,10 @@ def is_mask(name: str, tensor: Tensor) -> bool:
         return False
     marks = torch.tensor([0.0, 1.0, -torch.inf], device=tensor.device)
     column = tensor.detach().reshape(-1, 1)
-    return all(bool(torch.isin(part.float(), marks).all()) for part in parts(column))
+    return all(bool(torch.isin(chunk.float(), marks).all()) for chunk in chunks(column))
 
 
-def parts(rows: Tensor) -> Iterator[Tensor]:
+def chunks(rows: Tensor) -> Iterator[Tensor]:
     """The rows, some at a time: what is computed from a large layer needs little memory beside it."""
     size = max(1, MOST_VALUES // max(1, rows.shape[1]))
     for start in range(0, len(rows), size):

@@ -7,25 +7,32 @@ error at the outputs; behind a trap, one sample's is, and the others' errors mee
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedprism.checks import shown
-from fedprism.client import batch_gradient
+from fedprism.client.update import batch_gradient
 from fedprism.errors import BadInput
-from fedprism.inspection.base import Finding, Severity
+from fedprism.inspection.base import Finding, serious
 from fedprism.types import Batch, LossFn, Update, is_soft
 
 MOST_SAMPLES = 32
 """Each sample costs a backward pass."""
 SAME_LOGITS = 1e-3
+"""Difference of a sample's outputs, relative to their size, up to which they count as equal."""
+STILL = 1e-6
+"""Spread of the outputs over the samples, relative to their size, up to which it is rounding of float32."""
 HOPELESS = 15.0
 """A loss in nats beyond any honest mistake."""
 DOMINATION = 1e3
+"""How many times the median sample's contribution to a tensor's gradient a dominating sample's is."""
+SMALL_ERROR = 1e-3
+"""Samples with a smaller error at the outputs, relative to the largest, are left out: quotients by it are rounding."""
 FEWEST_SAMPLES = 3
+"""Fewer samples have no median that one could stand out from."""
 
 
 def behaviour(params: Update, model: nn.Module, batch: Batch, loss: LossFn) -> list[Finding]:
@@ -36,7 +43,7 @@ def behaviour(params: Update, model: nn.Module, batch: Batch, loss: LossFn) -> l
     with torch.no_grad():
         outputs = _outputs(model, tensors, batch)
     if not bool(torch.isfinite(outputs).all()):
-        return [_finding("outputs", "the outputs on the client's own batch are not finite", {})]
+        return [serious("outputs", "", "the outputs on the client's own batch are not finite", {})]
     return [*_same_logits(outputs), *_hopeless(outputs, batch, loss), *_dominated(model, tensors, batch, outputs, loss)]
 
 
@@ -85,10 +92,10 @@ def _same_logits(outputs: Tensor) -> list[Finding]:
     scale = outputs.abs().amax(1)
     apart = outputs.amax(1) - outputs.amin(1)
     moves = outputs.mean(1).std(correction=0)
-    if outputs.shape[1] < 2 or not bool((apart <= SAME_LOGITS * scale).all() & (moves > 1e-6 * scale.max())):
+    if outputs.shape[1] < 2 or not bool((apart <= SAME_LOGITS * scale).all() & (moves > STILL * scale.max())):
         return []
     evidence = {"largest_difference": float(apart.max()), "scale": float(scale.max())}
-    return [_finding("same-logits", "every class gets the same output, which yet depends on the sample", evidence)]
+    return [serious("same-logits", "", "every class gets the same output, which yet depends on the sample", evidence)]
 
 
 def _hopeless(outputs: Tensor, batch: Batch, loss: LossFn) -> list[Finding]:
@@ -98,7 +105,7 @@ def _hopeless(outputs: Tensor, batch: Batch, loss: LossFn) -> list[Finding]:
     if hopeless < FEWEST_SAMPLES or 2 * hopeless < len(values):
         return []
     sentence = f"{hopeless} of {len(values)} samples have a loss above {HOPELESS:g}: their classes are ruled out"
-    return [_finding("classes-ruled-out", sentence, {"samples": hopeless, "largest_loss": float(values.max())})]
+    return [serious("classes-ruled-out", "", sentence, {"samples": hopeless, "largest_loss": float(values.max())})]
 
 
 def _dominated(
@@ -108,13 +115,13 @@ def _dominated(
     if len(batch) < FEWEST_SAMPLES:
         return []
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    held = {name: tensor for name, tensor in tensors.items() if name not in trained}
+    untrained = {name: tensor for name, tensor in tensors.items() if name not in trained}
     errors = [_error(outputs[i : i + 1], batch.labels[i : i + 1], loss) for i in range(len(batch))]
-    kept = [i for i, error in enumerate(errors) if error > 1e-3 * max(errors)]
+    kept = [i for i, error in enumerate(errors) if error > SMALL_ERROR * max(errors)]
     norms = []  # (samples, tensors)
     for i in kept:
         params = {name: tensors[name].requires_grad_() for name in trained}
-        gradient = batch_gradient(model, params, held, batch[i : i + 1], loss)
+        gradient = batch_gradient(model, params, untrained, batch[i : i + 1], loss)
         norms.append(torch.stack([torch.linalg.vector_norm(gradient[name]) for name in trained]) / errors[i])
     if len(norms) < FEWEST_SAMPLES:
         return []
@@ -138,14 +145,10 @@ def _domination(
         f"{answering} tensors, {shown(where[0])} first"
     )
     evidence = {"sample": sample, "heard": heard, "samples": len(kept), "tensors": len(where), "of": answering}
-    return _finding("few-samples-dominate", sentence, evidence)
+    return serious("few-samples-dominate", "", sentence, evidence)
 
 
 def _error(outputs: Tensor, labels: Tensor, loss: LossFn) -> float:
     outputs = outputs.detach().requires_grad_()
     (gradient,) = torch.autograd.grad(loss(outputs, labels), [outputs])
     return float(torch.linalg.vector_norm(gradient))
-
-
-def _finding(check: str, sentence: str, evidence: Mapping[str, float]) -> Finding:
-    return Finding(check=check, severity=Severity.SERIOUS, sentence=sentence, evidence=evidence)

@@ -8,7 +8,7 @@ import torch
 
 from fedprism.checks import shown
 from fedprism.errors import BadInput
-from fedprism.tensors import TensorFile
+from fedprism.files.tensors import TensorFile
 from fedprism.types import Batch, is_soft
 
 

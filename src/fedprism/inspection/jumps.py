@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedprism.inspection.base import Finding, Severity, parts, unit_rows
+from fedprism.inspection.base import Finding, chunks, serious, unit_rows
 from fedprism.types import Update
 
 TURNED = 0.3
@@ -17,37 +17,37 @@ TURNED = 0.3
 STEADY = 0.9
 """Cosine that the median row keeps where training goes its usual way."""
 MOST_TURNED = 0.7
-"""One long row that was kept can hide in a layer's cosine that all others were replaced."""
+"""Share of the rows. One long row that was kept can hide in a layer's cosine that all others were replaced."""
 WITHERED = 0.3
+"""Length of a row, relative to the median one, below which it may belong to a dead unit."""
 EMPTIED = 1e-3
 """What is left of a row's length when it was emptied; decay within a round leaves more."""
 FEWEST_VALUES = 64
+"""Smaller tensors may turn in one honest round: a bound."""
 FEWEST_ROWS = 2
+"""Replaced rows among steady ones that it takes: one may be a unit that died."""
 
 
 def jumps(params: Update, reference: Update) -> list[Finding]:
     """Layers that are there in one model only, have another shape, or have turned away, as a whole or in some rows."""
     one_sided = sorted(params.keys() ^ reference.keys())
-    found = [_whole_model("is there in only one of the two models", name) for name in one_sided]
+    findings = [serious("jumps", name, "it is there in only one of the two models", {}) for name in one_sided]
     for name in params:
         if name not in reference:
             continue
         new, old = params[name], reference[name]
         if new.shape != old.shape:
-            found.append(_whole_model(f"has shape {tuple(new.shape)}, and had {tuple(old.shape)}", name))
+            sentence = f"it has shape {tuple(new.shape)}, and had {tuple(old.shape)}"
+            findings.append(serious("jumps", name, sentence, {}))
         elif new.dim() >= 2 and new.dtype.is_floating_point and old.dtype.is_floating_point:
-            found += _turned(name, new.detach().flatten(1).float(), old.detach().flatten(1).float())
-    return found
-
-
-def _whole_model(sentence: str, name: str) -> Finding:
-    return Finding(check="jumps", severity=Severity.SERIOUS, tensor=name, sentence=f"it {sentence}")
+            findings += _turned(name, new.detach().flatten(1).float(), old.detach().flatten(1).float())
+    return findings
 
 
 def _turned(name: str, new: Tensor, old: Tensor) -> list[Finding]:
     if new.numel() < FEWEST_VALUES or not bool(torch.isfinite(new).all() & torch.isfinite(old).all()):
         return []
-    rows = [_compared(*pair) for pair in zip(parts(new), parts(old), strict=True)]
+    rows = [_compared(*pair) for pair in zip(chunks(new), chunks(old), strict=True)]
     cosines, lengths, old_lengths = (torch.cat(column) for column in zip(*rows, strict=True))
     there = (lengths > 0) & (old_lengths > 0)
     if not bool(there.any()):  # a layer that starts at zero points nowhere
@@ -69,7 +69,7 @@ def _turned(name: str, new: Tensor, old: Tensor) -> list[Finding]:
         sentence = f"{working} of {len(new)} rows were replaced, while the others hardly moved"
     else:
         return []
-    return [Finding(check="jumps", severity=Severity.SERIOUS, tensor=name, sentence=sentence, evidence=evidence)]
+    return [serious("jumps", name, sentence, evidence)]
 
 
 def _all_but_few(gone: int, rows: int) -> bool:

@@ -11,80 +11,74 @@ such a row as well, but then its bias is the highest.
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Iterator
+
 from torch import Tensor
 
-from fedprism.inspection.base import Finding, Layer, Severity, dense_widths, layers, parts, unit_rows
-from fedprism.types import Update
+from fedprism.inspection.base import Finding, Layer, serious
 
 DAMPED = 0.2
 """Rows shorter than this, relative to the longest, count as silent."""
 MOST_LIVE = 0.25
+"""Share of the rows that may be live where the others are silent."""
 BIAS_GAP = 3.0
 """In nats, if it is the last layer: at this gap a class keeps 5 % of its probability."""
 LONGER = 1.7
+"""How many times the next row's length a row with a low bias is: each is rare, both together are made."""
 SMALL_GAP = 0.7
-"""One row this much longer than any other whose bias is below the others': each is rare, both together are made."""
+"""In nats: how far such a row's bias is below the others'; at this gap a class is half as likely."""
 ALONE = 8.0
 """Where one row of a last layer is this much longer than any other, its bias need only not be the highest."""
 EMPTY = 1e3
 """Where it is this much longer, its bias may be anything, if the row has not been pruned itself."""
 LEAST_KEPT = 0.1
-FEWEST_ROWS, FEWEST_ENTRIES = 2, 8
-"""Below these, lengths differ by chance."""
+"""Share of entries that are not zero in a row that counts as not pruned."""
+FEWEST_ROWS = 2
+"""A single row has no others to stand out from."""
+FEWEST_ENTRIES = 8
+"""Lengths of rows with fewer entries differ by chance."""
 SOME_ROWS = 4
 """Fewer rows than this have to be silent, not only shorter."""
 MANY_ROWS = 100
+"""From this many classes on, lengths alone tell: they are many."""
 FAR = 4.0
 """The longest row is beyond the next one by this many times what that one is beyond the median."""
 
 
-def one_live_row(params: Update) -> list[Finding]:
-    """Dense layers in which most rows are silent, with biases above the live ones', or one row drowns all others."""
-    widths = dense_widths(params)
-    found = []
-    for layer in layers(params):
-        enough = len(layer.rows) >= FEWEST_ROWS and layer.rows.shape[1] >= FEWEST_ENTRIES
-        if not layer.convolution and layer.bias is not None and enough:
-            found += _fishing(layer, layer.bias, last=layer.is_last(widths))
-    return found
-
-
-def _fishing(layer: Layer, bias: Tensor, *, last: bool) -> list[Finding]:
-    lengths = torch.cat([unit_rows(part)[1] for part in parts(layer.rows)])
+def one_live_row(layer: Layer) -> Iterator[Finding]:
+    """Most rows are silent, with biases above the live ones', or one row drowns all others."""
+    bias, enough = layer.bias, len(layer.rows) >= FEWEST_ROWS and layer.rows.shape[1] >= FEWEST_ENTRIES
+    if layer.convolution or bias is None or not enough:
+        return
+    lengths = layer.lengths()
     longest, second = lengths.topk(2).values.tolist()
     if not longest:
-        return []
-    live, times = lengths > DAMPED * longest, longest / max(second, 1e-30)
+        return
+    live, times, target = lengths > DAMPED * longest, longest / max(second, 1e-30), int(lengths.argmax())
     few = int(live.sum()) <= max(1, MOST_LIVE * len(lengths)) and _gap(bias, live) >= BIAS_GAP
-    first = lengths == longest
-    everywhere = bool(bias.argmax() == lengths.argmax())
-    kept = int(layer.rows[lengths.argmax()].count_nonzero()) >= LEAST_KEPT * layer.rows.shape[1]
-    alone = last and kept and times >= (EMPTY if everywhere else ALONE)
+    answering = live if few else lengths == longest
+    if not few and not _drowns(layer, bias, lengths, times):
+        return
+    gap, silent = _gap(bias, answering), int((~answering).sum())
+    yield serious(
+        "one-live-row",
+        layer.name,
+        f"{silent} of {len(lengths)} rows are silent or damped ({times:.3g} times shorter than the longest), "
+        f"with biases {gap:.3g} above its: samples of class {target} would answer almost alone",
+        {"silent_rows": silent, "rows": len(lengths), "times_longer": times, "bias_gap": gap, "class": target},
+    )
+
+
+def _drowns(layer: Layer, bias: Tensor, lengths: Tensor, times: float) -> bool:
+    """Whether the longest row, `times` longer than the next one, drowns all others, whose biases help it."""
+    target = lengths.argmax()
+    everywhere = bool(bias.argmax() == target)
+    kept = int(layer.rows[target].count_nonzero()) >= LEAST_KEPT * layer.rows.shape[1]
+    if layer.last and kept and times >= (EMPTY if everywhere else ALONE):
+        return True
+    apart = layer.last and not everywhere and _apart(lengths)
     longer = len(lengths) >= SOME_ROWS and times >= LONGER
-    apart = last and not everywhere and _apart(lengths)
-    if not few and not alone and not (longer and (_gap(bias, first) >= SMALL_GAP or apart)):
-        return []
-    answering = live if few else first
-    gap, silent, target = _gap(bias, answering), int((~answering).sum()), int(lengths.argmax())
-    return [
-        Finding(
-            check="one-live-row",
-            severity=Severity.SERIOUS,
-            tensor=layer.name,
-            sentence=(
-                f"{silent} of {len(lengths)} rows are silent or damped ({times:.3g} times shorter than the longest), "
-                f"with biases {gap:.3g} above its: samples of class {target} would answer almost alone"
-            ),
-            evidence={
-                "silent_rows": silent,
-                "rows": len(lengths),
-                "times_longer": times,
-                "bias_gap": gap,
-                "class": target,
-            },
-        )
-    ]
+    return longer and (apart or _gap(bias, lengths == lengths.max()) >= SMALL_GAP)
 
 
 def _apart(lengths: Tensor) -> bool:

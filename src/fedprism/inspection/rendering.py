@@ -7,12 +7,13 @@ import dataclasses
 from rich import box
 from rich.table import Table
 
-from fedprism import results
 from fedprism.checks import shown
+from fedprism.files import json_text
 from fedprism.inspection.base import Inspection
 
 FORMAT = "fedprism-inspection/1"
 MOST_ROWS = 100
+"""Findings in the table; further ones are counted."""
 
 
 def table(inspection: Inspection) -> Table:
@@ -42,4 +43,4 @@ def as_json(inspection: Inspection) -> str:
         "serious": len(inspection.serious),
         "findings": [dataclasses.asdict(finding) for finding in inspection.findings],
     }
-    return results.as_json(content).decode().rstrip()
+    return json_text.as_json(content).decode().rstrip()

@@ -7,13 +7,13 @@ by a pair has two entries, and the columns of the pair are damped but for one en
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedprism.inspection.base import Finding, Layer, Severity, layers, parts
-from fedprism.types import Update
+from fedprism.inspection.base import Finding, Layer, chunks, serious
 
 FEWEST_ENTRIES = 24
 """Shorter lines have large entries by chance: those of depthwise and 1x1 convolutions are often near to a delta."""
@@ -26,6 +26,7 @@ COLUMN_GAP = 20.0
 FEWEST = 4
 """Lines that it takes; trained layers have one or two."""
 LEAST_SHARE = 0.005
+"""Share of a layer's lines that it takes: the same for wide layers."""
 NEGLIGIBLE = 1e-3
 """Lines whose largest entry is below this share of the layer's largest are dead, by decay, and copy nothing."""
 BACKGROUND = 20
@@ -34,19 +35,22 @@ MANY_SMALL = 0.2
 """Share of the other lines' entries that are as small as the noise where all were shrunk; under L1 mostly 0.3."""
 SAMPLE = 256
 """Lines of either kind that are looked at for that."""
+TIMES_SMOOTH = 3
+"""How many times as many that is as of entries spread evenly up to their root mean square."""
+NEARLY_ALL = 0.9
+"""Share of the lines with entries that have exactly one in pieces of an identity."""
+ONE_SIZE = 1.01
+"""How many times the smallest of these entries the largest may be."""
 PRUNED = 0.1
 """With more zeros than this in all other lines, a layer is pruned, and zeros are no evidence."""
 
 
-def single_entries(params: Update) -> list[Finding]:
-    """Layers with rows or columns that consist of a few entries, nearly or exactly."""
-    found = []
-    for layer in layers(params):
-        across = [] if layer.convolution else [("columns", layer.rows.T, COLUMN_GAP)]
-        for what, lines, gap in [("kernels" if layer.convolution else "rows", layer.rows, ROW_GAP), *across]:
-            if len(lines) >= FEWEST and lines.shape[1] >= FEWEST_ENTRIES:
-                found += _judged(layer, what, lines, gap)
-    return found
+def single_entries(layer: Layer) -> Iterator[Finding]:
+    """Rows or columns that consist of a few entries, nearly or exactly."""
+    columns = [] if layer.convolution else [("columns", layer.rows.T, COLUMN_GAP)]
+    for kind, lines, gap in [("kernels" if layer.convolution else "rows", layer.rows, ROW_GAP), *columns]:
+        if len(lines) >= FEWEST and lines.shape[1] >= FEWEST_ENTRIES:
+            yield from _judged(layer, kind, lines, gap)
 
 
 class _Lines(NamedTuple):
@@ -59,12 +63,12 @@ class _Lines(NamedTuple):
 
     @classmethod
     def of(cls, lines: Tensor) -> _Lines:
-        found = []
-        for part in parts(lines):
-            top = part.abs().topk(FEW + 1, dim=1)
-            signs = part.gather(1, top.indices[:, :1]).flatten().sign()
-            found.append((top.values, top.indices[:, 0], signs, part.count_nonzero(1)))
-        return cls(*(torch.cat(column) for column in zip(*found, strict=True)))
+        columns = []
+        for chunk in chunks(lines):
+            top = chunk.abs().topk(FEW + 1, dim=1)
+            signs = chunk.gather(1, top.indices[:, :1]).flatten().sign()
+            columns.append((top.values, top.indices[:, 0], signs, chunk.count_nonzero(1)))
+        return cls(*(torch.cat(column) for column in zip(*columns, strict=True)))
 
     def live(self) -> Tensor:
         return self.largest[:, 0] > NEGLIGIBLE * self.largest.max()
@@ -78,42 +82,32 @@ class _Lines(NamedTuple):
         return torch.where(below > 0, above / below.clamp(min=1e-38), 0).amax(1)
 
 
-def _judged(layer: Layer, what: str, lines: Tensor, gap: float) -> list[Finding]:
-    seen = _Lines.of(lines)
-    live, gaps, noisy = seen.live(), seen.gaps(), _noisy(seen, gap)
+def _judged(layer: Layer, kind: str, lines: Tensor, gap: float) -> Iterator[Finding]:
+    ends = _Lines.of(lines)
+    live, gaps, noisy = ends.live(), ends.gaps(), _noisy(ends, gap)
     others = lines[~noisy]
-    if what == "columns" and not bool((live & ~noisy).any()) and layer.rows.shape[1] >= FEWEST_ENTRIES:
+    if kind == "columns" and not bool((live & ~noisy).any()) and layer.rows.shape[1] >= FEWEST_ENTRIES:
         others = layer.rows[~_noisy(_Lines.of(layer.rows), ROW_GAP)]  # no column tells, but rows may
     if _shrunk(lines[noisy], others):
         noisy = torch.zeros_like(noisy)
-    exact = live & (seen.entries <= FEW)
-    if _is_pruned(seen.entries[~exact], lines.shape[1]) and not _selects(exact, seen):
+    exact = live & (ends.entries <= FEW)
+    if _is_pruned(ends.entries[~exact], lines.shape[1]) and not _selects(exact, ends):
         exact = torch.zeros_like(exact)
-    count = int((noisy | exact).sum())
-    if count < max(FEWEST, LEAST_SHARE * len(lines)):
-        return []
-    return [
-        Finding(
-            check="single-entries",
-            severity=Severity.SERIOUS,
-            tensor=layer.name,
-            sentence=(
-                f"{count} of {len(lines)} {what} consist of at most {FEW} entries "
-                f"({int(exact.sum())} exactly, {int(noisy.sum())} but for noise): they copy what comes in"
-            ),
-            evidence={
-                "lines": len(lines),
-                "exact": int(exact.sum()),
-                "under_noise": int(noisy.sum()),
-                "smallest_gap": float(gaps[noisy].min()) if bool(noisy.any()) else 0.0,
-            },
+    count, exactly, nearly = (int(chosen.sum()) for chosen in (noisy | exact, exact, noisy))
+    if count >= max(FEWEST, LEAST_SHARE * len(lines)):
+        smallest = float(gaps[noisy].min()) if nearly else 0.0
+        yield serious(
+            "single-entries",
+            layer.name,
+            f"{count} of {len(lines)} {kind} consist of at most {FEW} entries "
+            f"({exactly} exactly, {nearly} but for noise): they copy what comes in",
+            {"lines": len(lines), "exact": exactly, "under_noise": nearly, "smallest_gap": smallest},
         )
-    ]
 
 
-def _noisy(seen: _Lines, gap: float) -> Tensor:
+def _noisy(lines: _Lines, gap: float) -> Tensor:
     """Which lines consist of a few entries but for noise."""
-    return _in_different_places(seen.live() & (seen.entries >= BACKGROUND) & (seen.gaps() >= gap), seen.place)
+    return _in_different_places(lines.live() & (lines.entries >= BACKGROUND) & (lines.gaps() >= gap), lines.place)
 
 
 def _in_different_places(noisy: Tensor, places: Tensor) -> Tensor:
@@ -127,12 +121,12 @@ def _shrunk(noisy: Tensor, others: Tensor) -> bool:
 
     Of the other lines' entries, far more are as small as what is behind the gaps than of any smooth distribution.
     """
-    ours, others = noisy[:SAMPLE].abs(), others[:SAMPLE].abs()
-    if not len(ours) or not bool(others.any()):
+    noisy, others = noisy[:SAMPLE].abs(), others[:SAMPLE].abs()
+    if not len(noisy) or not bool(others.any()):
         return False
-    level, others = ours.median(1).values.median(), others[others.amax(1) > 0]
+    level, others = noisy.median(1).values.median(), others[others.amax(1) > 0]
     small = (others <= level).float().mean()
-    return bool((small > MANY_SMALL) & (small > 3 * level / others.square().mean().sqrt()))
+    return bool((small > MANY_SMALL) & (small > TIMES_SMOOTH * level / others.square().mean().sqrt()))
 
 
 def _is_pruned(entries: Tensor, length: int) -> bool:
@@ -140,12 +134,12 @@ def _is_pruned(entries: Tensor, length: int) -> bool:
     return not len(entries) or int(entries.sum()) < (1 - PRUNED) * len(entries) * length
 
 
-def _selects(exact: Tensor, seen: _Lines) -> bool:
+def _selects(exact: Tensor, lines: _Lines) -> bool:
     """Whether all lines have one entry, all of one size and no two the same: they are pieces of an identity."""
-    chosen = exact & (seen.entries == 1)
+    chosen = exact & (lines.entries == 1)
     count = int(chosen.sum())
-    if count < FEWEST or count < 0.9 * int((seen.entries > 0).sum()):
+    if count < FEWEST or count < NEARLY_ALL * int((lines.entries > 0).sum()):
         return False
-    values = seen.largest[chosen, 0]
-    distinct = set(zip(seen.place[chosen].tolist(), seen.sign[chosen].tolist(), strict=True))
-    return bool(values.max() <= 1.01 * values.min()) and len(distinct) == count
+    values = lines.largest[chosen, 0]
+    distinct = set(zip(lines.place[chosen].tolist(), lines.sign[chosen].tolist(), strict=True))
+    return bool(values.max() <= ONE_SIZE * values.min()) and len(distinct) == count

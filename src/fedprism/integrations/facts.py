@@ -9,15 +9,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from fedprism.captures.schema import MOST_MANIFEST_BYTES
 from fedprism.errors import BadCapture
-from fedprism.schema import MOST_MANIFEST_BYTES
 
 FORMAT = "fedprism-findings/1"
 FILE = "findings.json"
+MOST_NAME = 1000
+"""Characters of a client's name or of a reason, a bound on what a hostile client may have stored."""
 MOST_METRIC = 200
-"""How long the name or the value of a metric may be."""
+"""Characters of the name or the value of a metric that are kept."""
 
-Name = Annotated[str, Field(max_length=1000)]
+Name = Annotated[str, Field(max_length=MOST_NAME)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Size = Annotated[int, Field(ge=1, le=2**31)]

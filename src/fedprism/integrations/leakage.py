@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from fedprism.attacks.dense_inversion import dense_inversion
+from fedprism.client.observed import direction
 from fedprism.errors import BadInput, FedprismError
 from fedprism.inspection import inspect
 from fedprism.integrations.facts import Leakage
-from fedprism.running import run
-from fedprism.solvers.dense import DenseStatus
-from fedprism.solvers.labels import CROWDED_RATIO, LabelStatus, label_counts
+from fedprism.runner import run
+from fedprism.solvers.closed_form.dense import DenseStatus
+from fedprism.solvers.closed_form.labels import CROWDED_RATIO, LabelStatus, label_counts
 from fedprism.types import Knowledge, Observation, Round, Update
 
 log = logging.getLogger("fedprism")
@@ -38,7 +39,7 @@ class LeakageLimit(FedprismError):
 class Watch:
     """After each round: dense inversion, label recovery, the updates' lengths, and inspection of the model sent.
 
-    stop_above: the largest share of samples that may be read off an update before the run is stopped; None: only log.
+    stop_above: largest fraction of samples that may be read off an update before the run is stopped; None: only log.
     stop_on_findings: stop where inspection finds something serious in the model that the server sends.
     """
 
@@ -51,67 +52,64 @@ class Watch:
 
     def look(self, rounds: Sequence[Round], model: nn.Module | None, knowledge: Knowledge) -> Leakage:
         """What the checks get out of the updates of one round, the worst of them."""
-        shares = [share for seen in rounds if (share := samples_read(seen, model, knowledge)) is not None]
-        labels = [share for seen in rounds if (share := labels_read(seen, knowledge)) is not None]
-        sent: list[Update] = []
-        for seen in rounds:
-            if not any(seen.params is known for known in sent):
-                sent.append(seen.params)
+        fractions = [fraction for round_ in rounds if (fraction := samples_read(round_, model, knowledge)) is not None]
+        labels = [fraction for round_ in rounds if (fraction := labels_read(round_, knowledge)) is not None]
+        sent = {id(round_.params): round_.params for round_ in rounds}  # the same object for every client
         return Leakage(
-            samples=max(shares, default=None),
+            samples=max(fractions, default=None),
             labels=max(labels, default=None),
-            norm=max((length(seen.update) for seen in rounds), default=None),
-            serious=sum(len(inspect(params).serious) for params in sent),
+            norm=max((length(round_.update) for round_ in rounds), default=None),
+            serious=sum(len(inspect(params).serious) for params in sent.values()),
         )
 
-    def judge(self, index: int, found: Leakage) -> None:
+    def judge(self, index: int, leakage: Leakage) -> None:
         """Log what was found, and raise `LeakageLimit` where it is more than allowed."""
-        share = "unknown" if found.samples is None else f"{found.samples:.2f}"
-        labels = "unknown" if found.labels is None else f"{found.labels:.2f}"
+        samples = "unknown" if leakage.samples is None else f"{leakage.samples:.2f}"
+        labels = "unknown" if leakage.labels is None else f"{leakage.labels:.2f}"
         log.warning(
             "round %d: leakage %s of samples, %s of labels; longest update %.3g; %d serious findings on the model sent",
             index,
-            share,
+            samples,
             labels,
-            found.norm or 0.0,
-            found.serious,
+            leakage.norm or 0.0,
+            leakage.serious,
         )
-        if self.stop_above is not None and (found.samples or 0.0) > self.stop_above:
+        if self.stop_above is not None and (leakage.samples or 0.0) > self.stop_above:
             raise LeakageLimit(
-                f"expected at most {self.stop_above:.0%} of the samples to be readable from an update, found {share} "
+                f"expected at most {self.stop_above:.0%} of the samples to be readable from an update, found {samples} "
                 f"in round {index}; the run is stopped: add a defense, or larger batches."
             )
-        if self.stop_on_findings and found.serious:
+        if self.stop_on_findings and leakage.serious:
             raise LeakageLimit(
-                f"expected a model without signs of tampering, found {found.serious} serious findings in round "
+                f"expected a model without signs of tampering, found {leakage.serious} serious findings in round "
                 f"{index}; the run is stopped: look at the capture with fedprism inspect."
             )
 
 
-def samples_read(seen: Round, model: nn.Module | None, knowledge: Knowledge) -> float | None:
-    """The share of the samples behind an update that dense inversion reads off it; None where it does not apply."""
-    size = sum(seen.examples) if seen.examples is not None else knowledge.batch_size
+def samples_read(round_: Round, model: nn.Module | None, knowledge: Knowledge) -> float | None:
+    """The fraction of the samples behind an update that dense inversion reads off it; None where it does not apply."""
+    size = sum(round_.examples) if round_.examples is not None else knowledge.batch_size
     if model is None or knowledge.input_shape is None or not isinstance(size, int) or size > MOST_SAMPLES:
         return None
     known = replace(knowledge, batch_size=size, labels=None)
     try:
-        found = run(dense_inversion(), Observation(model=model, rounds=(seen,), knowledge=known))
+        reconstruction = run(dense_inversion(), Observation(model=model, rounds=(round_,), knowledge=known))
     except (FedprismError, RuntimeError, TypeError, ValueError) as error:
         # Refusals are unknowns; so is a model that cannot be called with one batch: a check must not end a run.
         log.info("dense inversion does not apply: %s", error)
         return None
-    if found.inputs is None or len(found.inputs) == 0:
+    if reconstruction.inputs is None or len(reconstruction.inputs) == 0:
         return 0.0
-    share = min(1.0, len(found.inputs) / size)
-    if found.status == DenseStatus.AGREED:
-        return share
-    if found.status not in (DenseStatus.EXACT, DenseStatus.RESIDUAL):
+    fraction = min(1.0, len(reconstruction.inputs) / size)
+    if reconstruction.status == DenseStatus.AGREED:
+        return fraction
+    if reconstruction.status not in (DenseStatus.EXACT, DenseStatus.RESIDUAL):
         return 0.0
-    layer = found.diagnostics["layer"]
+    layer = reconstruction.diagnostics["layer"]
     missed = unexplained(
-        seen.update[layer], seen.update[f"{layer.removesuffix('weight')}bias"], found.inputs.flatten(1)
+        round_.update[layer], round_.update[f"{layer.removesuffix('weight')}bias"], reconstruction.inputs.flatten(1)
     )
-    return share * (1 - missed) if missed <= EXPLAINED else 0.0
+    return fraction * (1 - missed) if missed <= EXPLAINED else 0.0
 
 
 def unexplained(weight_grad: Tensor, bias_grad: Tensor, inputs: Tensor) -> float:
@@ -128,20 +126,19 @@ def unexplained(weight_grad: Tensor, bias_grad: Tensor, inputs: Tensor) -> float
     return float(torch.linalg.vector_norm(gradient - gradient @ basis @ basis.T) / total) if total > 0 else 1.0
 
 
-def labels_read(seen: Round, knowledge: Knowledge) -> float | None:
+def labels_read(round_: Round, knowledge: Knowledge) -> float | None:
     """1 where the signs of the last bias tell every label, 0 where they do not; None without such a bias.
 
     The last bias of the state dict is taken for that of the output layer, and the loss for cross-entropy unless it is
     known to be another one.
     """
-    last = next((name for name in reversed(list(seen.update)) if name.endswith("bias")), None)
-    size = sum(seen.examples) if seen.examples is not None else knowledge.batch_size
+    last = next((name for name in reversed(list(round_.update)) if name.endswith("bias")), None)
+    size = sum(round_.examples) if round_.examples is not None else knowledge.batch_size
     if last is None or not isinstance(size, int) or knowledge.loss not in (None, "cross_entropy"):
         return None
-    if len(seen.update[last]) < CROWDED_RATIO * size:
+    if len(round_.update[last]) < CROWDED_RATIO * size:
         return 0.0
-    sign = -1.0 if seen.kind == "delta" else 1.0
-    return float(label_counts(sign * seen.update[last].double(), size).status is LabelStatus.TRUSTED)
+    return float(label_counts(direction(round_)[last].double(), size).status is LabelStatus.TRUSTED)
 
 
 def length(update: Update) -> float:

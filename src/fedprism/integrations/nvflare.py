@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from fedprism.errors import BadInput, FedprismError
-from fedprism.factory import from_factory
-from fedprism.integrations.facts import RoundFacts
+from fedprism.integrations.facts import MOST_NAME, RoundFacts
 from fedprism.integrations.recording import Recording, check_fits
+from fedprism.models.factory import from_factory
 from fedprism.types import Update
 
 try:
@@ -56,7 +56,7 @@ class CaptureFilter(DXOFilter):
         if fl_ctx.get_prop(FLContextKey.FILTER_DIRECTION) == FilterKey.OUT:
             self._remember(dxo, index, fl_ctx)
             return
-        client = str(shareable.get_peer_prop(ReservedKey.IDENTITY_NAME, "unknown"))[:1000]
+        client = str(shareable.get_peer_prop(ReservedKey.IDENTITY_NAME, "unknown"))[:MOST_NAME]
         try:
             with self._lock:
                 self._record(dxo, index, client, fl_ctx)
@@ -85,12 +85,12 @@ class CaptureFilter(DXOFilter):
         if dxo.data_kind == DataKind.WEIGHT_DIFF:
             check_fits(before, after)
             after = {name: before[name].double() + change for name, change in after.items()}
-        seen = self._recording.update_of(before, after, index=index, participants=(client,))
+        round_ = self._recording.update_of(before, after, index=index, participants=(client,))
         facts = RoundFacts(index=index, protocol="plain", sampled=(client,), replied=(client,))
-        self._recording.add(facts, [seen])
+        self._recording.add(facts, [round_])
 
 
 def _tensors(data: dict[str, Any]) -> dict[str, Tensor]:
     """Copies: the arrays are the framework's, and go on to the aggregator."""
-    found = {str(name): torch.as_tensor(value).detach().cpu().clone() for name, value in data.items()}
-    return {name: tensor for name, tensor in found.items() if tensor.numel()}
+    tensors = {str(name): torch.as_tensor(value).detach().cpu().clone() for name, value in data.items()}
+    return {name: tensor for name, tensor in tensors.items() if tensor.numel()}

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
+from fedprism.captures.growing import CaptureFull, GrowingCapture
 from fedprism.checks import shown
 from fedprism.errors import BadInput
-from fedprism.integrations.captures import CaptureFull, GrowingCapture
 from fedprism.integrations.facts import RoundFacts
 from fedprism.integrations.findings import save_findings
 from fedprism.integrations.leakage import Watch, length
@@ -48,21 +48,22 @@ class Recording:
         self._facts: list[RoundFacts] = []
         self._full = False
         self._buffers = frozenset(dict(model.named_buffers(remove_duplicate=False)) if model is not None else ())
-        self._parted: tuple[Update, Update, Update | None] | None = None
+        self._split: tuple[Update, Update, Update | None] | None = None
 
     @property
     def model(self) -> nn.Module | None:
         return self.capture.model
 
-    def add(self, facts: RoundFacts, seen: Sequence[Round]) -> None:
+    def add(self, facts: RoundFacts, rounds: Sequence[Round]) -> None:
         """One round: what was seen of it, and its updates. Raises `LeakageLimit` once all of it is written."""
         changes: dict[str, object] = {}
-        if seen:
-            changes["model"] = self._write(seen)
-            alone = [part for part in seen if part.clients == 1 and part.participants]
-            changes["norms"] = {part.participants[0]: length(part.update) for part in alone if part.participants}
-        if self.watch is not None and seen:
-            changes["leakage"] = self.watch.look(seen, self.model, self.capture.knowledge)
+        if rounds:
+            changes["model"] = self._write(rounds)
+            changes["norms"] = {
+                r.participants[0]: length(r.update) for r in rounds if r.clients == 1 and r.participants
+            }
+        if self.watch is not None and rounds:
+            changes["leakage"] = self.watch.look(rounds, self.model, self.capture.knowledge)
         facts = facts.model_copy(update=changes)
         self._facts.append(facts)
         if self.capture.folder.is_dir() and not self._full:
@@ -73,12 +74,12 @@ class Recording:
         if self.watch is not None and facts.leakage is not None:
             self.watch.judge(facts.index, facts.leakage)
 
-    def _write(self, seen: Sequence[Round]) -> str | None:
+    def _write(self, rounds: Sequence[Round]) -> str | None:
         """The first round must be written; if a later one cannot be, the run goes on and recording ends."""
         if self._full:
             return None
         try:
-            return self.capture.append(seen)
+            return self.capture.append(rounds)
         except (CaptureFull, OSError) as error:
             self._full = True
             log.warning("nothing more is recorded: %s", error)
@@ -96,42 +97,42 @@ class Recording:
     ) -> Round:
         """The round behind a model before and after; what cannot be recorded is a BadInput."""
         check_fits(before, after)
-        own = [name for name in after if name not in self._buffers]
-        left = {
+        trained = [name for name in after if name not in self._buffers]
+        buffers_after = {
             name: tensor.to(precision(before[name], tensor)) for name, tensor in after.items() if name in self._buffers
         }
-        if not own:
+        if not trained:
             raise BadInput("expected the update of at least one parameter, found none; send the trained ones.")
         params, buffers = self._parts(before)
         return Round(
             index=index,
             params=params,
-            update={name: difference(after[name], before[name]) for name in own},
+            update={name: difference(after[name], before[name]) for name in trained},
             kind="delta",
             reduction=reduction,
             clients=len(participants),
             participants=tuple(participants),
             examples=tuple(examples) if examples is not None and all(n > 0 for n in examples) else None,
             buffers_before=buffers,
-            buffers_after=left or None,
+            buffers_after=buffers_after or None,
         )
 
     def _parts(self, sent: Update) -> tuple[Update, Update | None]:
         """Parameters and buffers of a model that was sent; the same objects for every client that it was sent to."""
-        if self._parted is None or self._parted[0] is not sent:
+        if self._split is None or self._split[0] is not sent:
             buffers = {name: tensor for name, tensor in sent.items() if name in self._buffers}
             params = {name: tensor for name, tensor in sent.items() if name not in self._buffers}
-            self._parted = sent, params, buffers or None
-        return self._parted[1], self._parted[2]
+            self._split = sent, params, buffers or None
+        return self._split[1:]
 
 
 def check_fits(before: Update, after: Update) -> None:
     """Whether `after` holds tensors of the model that was sent, in finite numbers."""
     for name, tensor in after.items():
         if name not in before or before[name].shape != tensor.shape:
-            found = f"shape {tuple(tensor.shape)}" if name in before else "no such tensor in it"
+            problem = f"shape {tuple(tensor.shape)}" if name in before else "no such tensor in it"
             raise BadInput(
-                f"expected tensors of the model that was sent, found {found} for {shown(name)}; leave this one out."
+                f"expected tensors of the model that was sent, found {problem} for {shown(name)}; leave this one out."
             )
         if tensor.dtype.is_floating_point and not bool(torch.isfinite(tensor).all()):
             raise BadInput(f"expected finite numbers, found NaN or infinity in {shown(name)}; leave this one out.")
@@ -154,22 +155,16 @@ def named(arrays: Mapping[str, torch.Tensor], model: nn.Module | None) -> dict[s
 
     Empty tensors are left out, since there is nothing in them to record.
     """
-    found = dict(arrays)
-    if list(found) == [str(place) for place in range(len(found))] and model is not None:
+    tensors = dict(arrays)
+    if list(tensors) == [str(place) for place in range(len(tensors))] and model is not None:
         state = model.state_dict()
         parameters = {name: tensor for name, tensor in state.items() if name in dict(model.named_parameters())}
-        fitting = next(
-            (
-                like
-                for like in (state, parameters)
-                if [t.shape for t in like.values()] == [t.shape for t in found.values()]
-            ),
-            None,
-        )
+        shapes = [tensor.shape for tensor in tensors.values()]
+        fitting = next((like for like in (state, parameters) if [t.shape for t in like.values()] == shapes), None)
         if fitting is None:
             raise BadInput(
-                f"expected the {len(state)} tensors of the model's state_dict in their order, found {len(found)} "
+                f"expected the {len(state)} tensors of the model's state_dict in their order, found {len(tensors)} "
                 "others; give the recorder the model that is trained."
             )
-        found = dict(zip(fitting, found.values(), strict=True))
-    return {name: tensor for name, tensor in found.items() if tensor.numel()}
+        tensors = dict(zip(fitting, tensors.values(), strict=True))
+    return {name: tensor for name, tensor in tensors.items() if tensor.numel()}

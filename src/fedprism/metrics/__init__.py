@@ -13,9 +13,9 @@ from functools import partial
 from torch import Tensor
 
 from .avd import THRESHOLD_LOOSE, THRESHOLD_STRICT, avd, avd_entropy, avd_floor, avd_second_order
-from .image import mse, psnr, ssim
-from .lpips import LpipsUnavailable, lpips
-from .pairwise import lpips_matrix, mse_matrix, ssim_matrix
+from .image import mse, mse_matrix, psnr, ssim
+from .lpips import LpipsUnavailable, Net, lpips
+from .pairs import paired
 from .recovery import RecoveryRate, recovery_rate, wilson
 
 __all__ = [
@@ -30,13 +30,12 @@ __all__ = [
     "avd_floor",
     "avd_second_order",
     "lpips",
-    "lpips_matrix",
     "mse",
     "mse_matrix",
+    "paired",
     "psnr",
     "recovery_rate",
     "ssim",
-    "ssim_matrix",
     "wilson",
 ]
 
@@ -50,6 +49,8 @@ class Metric:
     images_only: bool
     summary: str
 
+
+LPIPS_BACKBONES: dict[Net, str] = {"vgg": "VGG-16", "alex": "AlexNet", "squeeze": "SqueezeNet 1.1"}
 
 METRICS: dict[str, Metric] = {
     "mse": Metric(
@@ -88,22 +89,12 @@ METRICS: dict[str, Metric] = {
         images_only=True,
         summary="difference of the entropies of the absolute variation, 0 where it is equally concentrated",
     ),
-    "lpips-vgg": Metric(
-        function=partial(lpips, net="vgg"),
+} | {
+    f"lpips-{net}": Metric(
+        function=partial(lpips, net=net),
         higher_is_better=False,
         images_only=True,
-        summary="learned perceptual distance, VGG-16 backbone, inputs mapped to [-1, 1]",
-    ),
-    "lpips-alex": Metric(
-        function=partial(lpips, net="alex"),
-        higher_is_better=False,
-        images_only=True,
-        summary="learned perceptual distance, AlexNet backbone, inputs mapped to [-1, 1]",
-    ),
-    "lpips-squeeze": Metric(
-        function=partial(lpips, net="squeeze"),
-        higher_is_better=False,
-        images_only=True,
-        summary="learned perceptual distance, SqueezeNet 1.1 backbone, inputs mapped to [-1, 1]",
-    ),
+        summary=f"learned perceptual distance, {backbone} backbone, inputs mapped to [-1, 1]",
+    )
+    for net, backbone in LPIPS_BACKBONES.items()
 }

@@ -37,7 +37,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from ._pairs import paired, require_size
+from .pairs import paired, require_size
 
 THRESHOLD_STRICT = 0.6
 """Below it an image counts as recovered, in the strict reading of the 2022 paper."""

@@ -9,18 +9,28 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._pairs import chunks, paired, require_size
+from .pairs import chunks, paired, require_size
 
 SSIM_RADIUS = 5
-"""The Gaussian window of Wang et al. is 11 x 11: five pixels to each side, ..."""
+"""In pixels: the Gaussian window of Wang et al. 2004 is 11 x 11."""
 SSIM_SIGMA = 1.5
-"""... and has this standard deviation."""
+"""In pixels: the standard deviation of that window."""
 
 
 def mse(reconstruction: Tensor, source: Tensor) -> Tensor:
     """Mean squared error of each pair: (N, ...) and (N, ...) -> (N,). Any shape, not only images."""
     reconstruction, source = paired(reconstruction, source, images=False)
     return (reconstruction - source).square().unsqueeze(-1).flatten(1).mean(1)
+
+
+def mse_matrix(reconstructions: Tensor, sources: Tensor) -> Tensor:
+    """Mean squared errors: (N, ...) and (M, ...) -> (N, M), in double precision, exact to about 1e-15."""
+    first, second = reconstructions.double().flatten(1), sources.double().flatten(1)
+    # Squares of what differs: taking a common image away first leaves less to cancel.
+    middle = second.mean(0, keepdim=True)
+    first, second = first - middle, second - middle
+    squares = first.square().sum(1)[:, None] + second.square().sum(1)
+    return (squares - 2 * first @ second.T).clamp(min=0) / max(1, first.shape[1])
 
 
 def psnr(reconstruction: Tensor, source: Tensor) -> Tensor:

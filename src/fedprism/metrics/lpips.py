@@ -27,7 +27,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from ._pairs import chunks, paired, require_size
+from .pairs import chunks, paired, require_size
 
 Net: TypeAlias = Literal["vgg", "alex", "squeeze"]
 

@@ -40,9 +40,10 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "vgg16": vgg16,
 }
 
-# 16 GiB of float32: each size may be sane on its own and their product still more than any machine should be asked for.
 MOST_PARAMETERS = 2**32
+"""16 GiB of float32: sizes may be sane each on its own and their product still more than any machine should hold."""
 MOST_SEED = 2**63 - 1
+"""The largest signed number of 64 bits."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from torch import nn
 from fedprism.checks import shape, whole
 
 MOST_UNITS = 2**20
+"""Units of one layer: bounds memory."""
 
 
 def dense(input_shape: Sequence[int], classes: int) -> nn.Module:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedprism import results
 from fedprism.audit import Setup, load_audit
+from fedprism.files import publishing
 from fedprism.report import protocol
 from fedprism.report.comparing import render_comparison
 from fedprism.report.page import render
@@ -42,6 +42,6 @@ def conclude(setup: Setup, folder: Path) -> Path:
 
 def _published(page: str, output: str | Path | None, default: Path) -> Path:
     path = default if output is None else Path(output)
-    results.require_writable(path.parent)
-    results.publish(path.parent, {path.name: page.encode()})
+    publishing.require_writable(path.parent)
+    publishing.publish(path.parent, {path.name: page.encode()})
     return path

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fedprism.audit.summary import HIGHER_IS_CLOSER
+from fedprism.evaluation.severity import HIGHER_IS_CLOSER, Leak, worst
 from fedprism.report.configurations import NO_DEFENSE, Configuration, figure_in_words, label, number
-from fedprism.report.judging import Leak, judge, worst
+from fedprism.report.judging import judge
 from fedprism.utility.measuring import NOTHING_LEARNED
 
 USUAL_LOSS = "cross_entropy"

@@ -8,13 +8,14 @@ from enum import StrEnum
 from typing import Any
 
 from fedprism.audit import Audit
-from fedprism.audit.summary import HIGHER_IS_CLOSER
-from fedprism.report.configurations import Configuration, Figure, configurations, measured, settings
-from fedprism.report.judging import Leak, judge
+from fedprism.evaluation.severity import HIGHER_IS_CLOSER, Figure, Leak
+from fedprism.report.configurations import Configuration, configurations, measured, settings
+from fedprism.report.judging import judge
 from fedprism.report.page import shared, template
 from fedprism.report.verdict import attacks_of, overall
 
 MOST_DEEP = 8
+"""Tables within tables of a plan that are compared key by key; plans have three."""
 
 
 class Change(StrEnum):
@@ -67,36 +68,36 @@ def compare(before: Audit, after: Audit) -> Comparison:
     )
 
 
-def headline(found: Comparison) -> tuple[str, ...]:
+def headline(comparison: Comparison) -> tuple[str, ...]:
     """The comparison in a few sentences."""
-    if not found.pairs:
+    if not comparison.pairs:
         return ("The two audits have no configuration in common.",)
-    total, worse, better = len(found.pairs), found.count(Change.WORSE), found.count(Change.BETTER)
-    identical = found.count(Change.IDENTICAL)
+    total, worse, better = len(comparison.pairs), comparison.count(Change.WORSE), comparison.count(Change.BETTER)
+    identical = comparison.count(Change.IDENTICAL)
     if identical == total:
         return (f"All {total} shared configurations have the same numbers.",)
     sentences = [f"Of {total} shared configurations {worse} leak more and {better} leak less than before."]
     if identical:
         sentences.append(f"{identical} have the same numbers.")
-    if found.count(Change.SAME):
-        sentences.append(f"{found.count(Change.SAME)} show no clear change.")
+    if comparison.count(Change.SAME):
+        sentences.append(f"{comparison.count(Change.SAME)} show no clear change.")
     return tuple(sentences)
 
 
 def render_comparison(before: Audit, after: Audit) -> str:
     """The page of a comparison."""
-    found = compare(before, after)
-    rows = [row for pair in found.pairs for row in (pair.before, pair.after)]
+    comparison = compare(before, after)
+    rows = [row for pair in comparison.pairs for row in (pair.before, pair.after)]
     metrics = measured(rows, after.plan)
     page: str = template("comparison.html.j2").render(
         titles=_titles(before, after),
-        found=found,
-        headline=headline(found),
+        comparison=comparison,
+        headline=headline(comparison),
         leaks=tuple(overall(configurations(audit)) for audit in (before, after)),
         metrics=metrics,
         settings=settings(rows),
-        added=attacks_of(found.added),
-        removed=attacks_of(found.removed),
+        added=attacks_of(comparison.added),
+        removed=attacks_of(comparison.removed),
         Change=Change,
         **shared(),
     )

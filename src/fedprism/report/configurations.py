@@ -16,9 +16,8 @@ from fedprism.audit import Audit
 from fedprism.audit.grid import configuration_key
 from fedprism.audit.summary import title as title_of
 from fedprism.errors import BadInput
+from fedprism.evaluation.severity import NOT_LEAKAGE, Figure
 
-NOT_LEAKAGE = "avd_floor"
-"""A reference value of AVD, the same for every attack."""
 LABELS = {"psnr": "PSNR", "ssim": "SSIM", "mse": "MSE", "avd": "AVD", "columns": "columns right"}
 NO_DEFENSE = "none"
 SETTING = ("clients", "batch_size", "protocol", "loss")
@@ -27,21 +26,11 @@ SETTING = ("clients", "batch_size", "protocol", "loss")
 Count = Annotated[int, Field(ge=0, le=2**53)]
 
 
-class _Part(BaseModel):
+class _Shown(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
 
-class Figure(_Part):
-    """A metric of one configuration: its mean over samples and seeds, and what a guess scores."""
-
-    mean: float
-    low: float | None
-    high: float | None
-    closest: float
-    null: float | None
-
-
-class Cell(_Part):
+class TestedSetting(_Shown):
     """What was tested. Which fields are there depends on the kind."""
 
     kind: Literal["attack", "capture", "utility"]
@@ -57,11 +46,11 @@ class Cell(_Part):
     capture: str = ""
 
 
-class Configuration(_Part):
+class Configuration(_Shown):
     """Cells that differ in nothing but the seed."""
 
     key: str
-    cell: Cell
+    cell: TestedSetting
     outcomes: dict[str, Count]
     reasons: tuple[str, ...]
     statuses: tuple[str, ...]

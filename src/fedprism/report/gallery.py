@@ -12,14 +12,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedprism import results
-from fedprism.audit import Audit, Finished
+from fedprism.audit import Audit
 from fedprism.audit.grid import configuration_key
-from fedprism.audit.summary import HIGHER_IS_CLOSER
 from fedprism.data.tabular import Column, TableSet
+from fedprism.evaluation.severity import HIGHER_IS_CLOSER, Leak
+from fedprism.experiments import Outcome
+from fedprism.files import pictures
 from fedprism.report.advice import closeness
 from fedprism.report.configurations import Configuration, label, number
-from fedprism.report.judging import Leak, judge
+from fedprism.report.judging import judge
 
 MOST_SHOWN = 24
 """Configurations with pictures: a page stays small however large the audit is."""
@@ -94,10 +95,10 @@ def chosen_rows(rows: Sequence[Configuration], metric: str) -> list[Configuratio
 def exhibits(audit: Audit, rows: Sequence[Configuration], metric: str) -> tuple[Exhibit, ...]:
     """What came back in these configurations. Records are read one at a time, pictures of those shown alone."""
     kept: dict[str, list[Kept]] = {row.key: [] for row in rows}
-    for finished in audit:
-        key = configuration_key(dict(finished.cell))
-        if key in kept and finished.outcome == "done":
-            kept[key] += _kept(audit, finished, metric)
+    for outcome in audit:
+        key = configuration_key(dict(outcome.description))
+        if key in kept and outcome.state == "done":
+            kept[key] += _kept(audit, outcome, metric)
     return tuple(
         Exhibit(
             row=row,
@@ -109,21 +110,21 @@ def exhibits(audit: Audit, rows: Sequence[Configuration], metric: str) -> tuple[
     )
 
 
-def _kept(audit: Audit, finished: Finished, metric: str) -> list[Kept]:
+def _kept(audit: Audit, outcome: Outcome, metric: str) -> list[Kept]:
     """The kept samples of one cell with the scores that its record holds."""
-    tensors = audit.samples(finished.id)
+    tensors = audit.samples(outcome.key)
     if tensors is None or not _can_be_shown(tensors, audit.columns):
         return []
-    values = (finished.record.scores if finished.record is not None else None) or {}
+    values = (outcome.record.scores if outcome.record is not None else None) or {}
     places = tensors["indices"].tolist() if "indices" in tensors else [None] * len(tensors["recovered"])
     sign = 1 if HIGHER_IS_CLOSER.get(metric, False) else -1
-    found = []
+    kept = []
     for k, place in enumerate(places):
         scores = _scores(values.get("values"), place)
         close = sign * scores[metric] if metric in scores else -math.inf
-        seed = str(finished.cell.get("seed", ""))
-        found.append(Kept(cell=finished.id, number=k, seed=seed, closeness=close, scores=scores))
-    return found
+        seed = str(outcome.description.get("seed", ""))
+        kept.append(Kept(cell=outcome.key, number=k, seed=seed, closeness=close, scores=scores))
+    return kept
 
 
 def _scores(values: Any, place: int | None) -> dict[str, float]:
@@ -131,8 +132,8 @@ def _scores(values: Any, place: int | None) -> dict[str, float]:
     if not isinstance(values, Mapping) or place is None:
         return {}
     lists = {str(name): each for name, each in values.items() if isinstance(each, list | tuple)}
-    found = {name: each[place] for name, each in lists.items() if 0 <= place < len(each)}
-    return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+    values = {name: each[place] for name, each in lists.items() if 0 <= place < len(each)}
+    return {name: float(value) for name, value in values.items() if isinstance(value, int | float)}
 
 
 def _can_be_shown(tensors: Mapping[str, Tensor], columns: Sequence[Column] | None) -> bool:
@@ -189,9 +190,11 @@ def _sample(audit: Audit, kept: Kept, place: str) -> Sample:
 
 def _fields(columns: tuple[Column, ...], original: Tensor | None, recovered: Tensor) -> tuple[Field, ...]:
     table = TableSet("", torch.empty(0), torch.empty(0), columns, ())
-    found = table.decoded(recovered)
+    decoded = table.decoded(recovered)
     true = table.decoded(original) if original is not None else {}
-    return tuple(Field(name=name, original=_value(true.get(name, "")), recovered=_value(found[name])) for name in found)
+    return tuple(
+        Field(name=name, original=_value(true.get(name, "")), recovered=_value(decoded[name])) for name in decoded
+    )
 
 
 def _value(value: float | str) -> str:
@@ -205,4 +208,4 @@ def _address(levels: Tensor) -> str:
     if side > MOST_SIDE:
         size = [max(1, round(length * MOST_SIDE / side)) for length in pixels.shape[1:]]
         pixels = functional.interpolate(pixels[None], size=size, mode="area")[0]
-    return "data:image/png;base64," + base64.b64encode(results.png(pixels)).decode()
+    return "data:image/png;base64," + base64.b64encode(pictures.png(pixels)).decode()

@@ -35,13 +35,13 @@ class GateLine(BaseModel):
         """Why it is passed or closed."""
         if self.value is None:
             return ("No cell has a value of it, so that the gate says nothing.",)
-        found = [f"Highest: {number(self.metric, self.value)}, {self.worst}."]
+        sentences = [f"Highest: {number(self.metric, self.value)}, {self.worst}."]
         if self.above:
-            found.append(f"{self.above} configuration{'s lie' if self.above > 1 else ' lies'} above.")
+            sentences.append(f"{self.above} configuration{'s lie' if self.above > 1 else ' lies'} above.")
         if self.failed_cells:
             cells = "1 cell" if self.failed_cells == 1 else f"{self.failed_cells} cells"
-            found.append(f"{cells} failed, and what was not tested cannot pass.")
-        return tuple(found)
+            sentences.append(f"{cells} failed, and what was not tested cannot pass.")
+        return tuple(sentences)
 
 
 def gate_lines(audit: Audit) -> tuple[GateLine, ...]:

@@ -8,13 +8,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedprism import pages
 from fedprism.audit import Audit
-from fedprism.audit.baselines import BASELINES
 from fedprism.audit.grid import configuration_key
 from fedprism.audit.writing_plans import as_toml
-from fedprism.demo import FAITHFUL_PSNR, RECOGNISABLE_SSIM, TRACES_SSIM
-from fedprism.report import advice, gallery, plot, verdict
+from fedprism.evaluation.baselines import BASELINES
+from fedprism.evaluation.severity import (
+    EXPLAINED_RESIDUAL,
+    FAITHFUL_PSNR,
+    RECOGNISABLE_COLUMNS,
+    RECOGNISABLE_SSIM,
+    TRACES_SSIM,
+    Leak,
+)
+from fedprism.report import advice, gallery, pages, plot, verdict
 from fedprism.report.configurations import (
     Configuration,
     configurations,
@@ -27,7 +33,7 @@ from fedprism.report.configurations import (
     shared_setting,
 )
 from fedprism.report.gates import gate_lines
-from fedprism.report.judging import EXPLAINED_RESIDUAL, RECOGNISABLE_COLUMNS, Leak, judge
+from fedprism.report.judging import judge
 from fedprism.report.protocol import headline as protocol_headline
 from fedprism.report.protocol import load_kept
 
@@ -140,13 +146,13 @@ def _lines(rows: Sequence[Configuration], metric: str) -> tuple[Line, ...]:
 def _ran(audit: Audit) -> Ran:
     seeds, versions = dict[int, None](), dict[str, None]()
     factors: dict[str, float] = {}
-    for finished in audit:
-        if isinstance(finished.cell.get("seed"), int):
-            seeds[finished.cell["seed"]] = None
-        if finished.time_factor is not None:
-            factors[configuration_key(dict(finished.cell))] = finished.time_factor
-        if finished.record is not None and isinstance(finished.record.versions, Mapping):
-            versions[", ".join(f"{name} {version}" for name, version in finished.record.versions.items())] = None
+    for outcome in audit:
+        if isinstance(outcome.description.get("seed"), int):
+            seeds[outcome.description["seed"]] = None
+        if outcome.time_factor is not None:
+            factors[configuration_key(dict(outcome.description))] = outcome.time_factor
+        if outcome.record is not None and isinstance(outcome.record.versions, Mapping):
+            versions[", ".join(f"{name} {version}" for name, version in outcome.record.versions.items())] = None
     return Ran(seeds=tuple(seeds), versions=tuple(versions), time_factors=factors, cells=len(audit))
 
 
@@ -159,7 +165,7 @@ def _delta(plan: Mapping[str, Any]) -> float | None:
 
 def _guesses(rows: Sequence[Configuration], metrics: Sequence[str]) -> list[tuple[str, str, list[str]]]:
     """For each null baseline the range of its mean scores over all configurations."""
-    found = []
+    lines = []
     for name, meaning in BASELINES.items():
         ranges = []
         for metric in metrics:
@@ -167,5 +173,5 @@ def _guesses(rows: Sequence[Configuration], metrics: Sequence[str]) -> list[tupl
             low, high = (number(metric, min(values)), number(metric, max(values))) if values else ("", "")
             ranges.append(low if low == high else f"{low} to {high}")
         if any(ranges):
-            found.append((name, meaning, ranges))
-    return found
+            lines.append((name, meaning, ranges))
+    return lines

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedprism.audit.summary import HIGHER_IS_CLOSER
+from fedprism.evaluation.severity import HIGHER_IS_CLOSER, Figure, Leak
 from fedprism.report.advice import Option
-from fedprism.report.configurations import Configuration, Figure, figure_in_words, label, number, settings
-from fedprism.report.judging import Leak, judge
+from fedprism.report.configurations import Configuration, figure_in_words, label, number, settings
+from fedprism.report.judging import judge
 
 CAPS = {"psnr": 50.0, "ssim": 1.0, "columns": 1.0, "mse": 0.3, "avd": 1.0, "update-error": 1.0}
 """Values beyond are drawn at the edge: an exact reconstruction has infinitely many decibels."""
@@ -62,7 +63,7 @@ def _point(
 
 
 def _values(figure: Figure) -> dict[str, float | str | None]:
-    return {name: finite(value) for name, value in figure.model_dump().items()}
+    return {name: finite(value) for name, value in dataclasses.asdict(figure).items()}
 
 
 def _words(metric: str, figure: Figure) -> str:

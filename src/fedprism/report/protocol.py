@@ -9,13 +9,14 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from fedprism import results
 from fedprism.errors import BadInput, FedprismError
+from fedprism.files import json_text, publishing
 from fedprism.integrations.findings import load_findings
 
 FILE = "findings.json"
 FORMAT = "fedprism-audit-findings/1"
 MOST_BYTES = 2**24
+"""A larger file of findings is not read."""
 
 
 class ProtocolFinding(BaseModel):
@@ -38,20 +39,20 @@ class _File(BaseModel):
 
 def keep(folder: Path, captures: Iterable[Path]) -> None:
     """Write down what holds in these captures; nothing where nothing does. A damaged file is told, not fatal."""
-    found = []
+    findings = []
     for place, capture in enumerate(captures, 1):
         name = f"{place}: {capture.resolve().name}"
         try:
             read = load_findings(capture)
         except FedprismError as error:
-            found.append({"capture": name, "check": "unreadable", "severity": "note", "sentence": str(error)})
+            findings.append({"capture": name, "check": "unreadable", "severity": "note", "sentence": str(error)})
             continue
-        found += [
+        findings += [
             {"capture": name, "check": each.check, "severity": each.severity.value, "sentence": each.sentence}
             for each in read
         ]
-    if found:
-        results.publish(folder, {FILE: results.as_json({"format": FORMAT, "findings": found})})
+    if findings:
+        publishing.publish(folder, {FILE: json_text.as_json({"format": FORMAT, "findings": findings})})
 
 
 def load_kept(folder: Path) -> tuple[ProtocolFinding, ...]:
@@ -68,7 +69,7 @@ def load_kept(folder: Path) -> tuple[ProtocolFinding, ...]:
     return tuple(sorted(read, key=lambda each: each.severity != "serious"))
 
 
-def headline(found: Iterable[ProtocolFinding]) -> tuple[str, ...]:
+def headline(findings: Iterable[ProtocolFinding]) -> tuple[str, ...]:
     """For the verdict: what is serious about the protocol, each thing once."""
-    serious = dict.fromkeys(each.sentence for each in found if each.severity == "serious")
+    serious = dict.fromkeys(each.sentence for each in findings if each.severity == "serious")
     return tuple(f"{sentence[:1].upper()}{sentence[1:]}." for sentence in serious)

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedprism.evaluation.severity import OWN_CHECKS, Leak, worst
 from fedprism.report.advice import Advice, closeness
 from fedprism.report.configurations import NO_DEFENSE, Configuration, figure_in_words, label, measured, number
-from fedprism.report.judging import OWN_CHECKS, Leak, judge, worst
+from fedprism.report.judging import judge
 from fedprism.threats import THREATS
 
 WHO = {
@@ -24,7 +25,7 @@ MOST_NAMED = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class AttackerVerdict:
     """What one attacker got, at best over all attacks."""
 
     threat: str
@@ -65,16 +66,16 @@ def headline(rows: Sequence[Configuration], metric: str) -> tuple[str, ...]:
     return tuple(sentences)
 
 
-def findings(rows: Sequence[Configuration], metric: str) -> tuple[Finding, ...]:
+def findings(rows: Sequence[Configuration], metric: str) -> tuple[AttackerVerdict, ...]:
     """One finding an attacker, the worst first."""
     groups: dict[str, list[Configuration]] = {}
     for row in attacks_of(rows):
         groups.setdefault(row.attacker, []).append(row)
-    found = [_finding(threat, members, metric) for threat, members in groups.items()]
-    return tuple(sorted(found, key=lambda each: list(Leak).index(each.leak)))
+    verdicts = [_verdict_on(threat, members, metric) for threat, members in groups.items()]
+    return tuple(sorted(verdicts, key=lambda each: list(Leak).index(each.leak)))
 
 
-def _finding(threat: str, rows: Sequence[Configuration], metric: str) -> Finding:
+def _verdict_on(threat: str, rows: Sequence[Configuration], metric: str) -> AttackerVerdict:
     leak = overall(rows)
     top = _top(rows, leak, metric)
     if leak is Leak.UNTESTED:
@@ -86,7 +87,7 @@ def _finding(threat: str, rows: Sequence[Configuration], metric: str) -> Finding
     knowledge: dict[str, set[str]] = {}
     for row in rows:
         knowledge.setdefault(row.cell.attack, set()).update(row.knowledge_used)
-    return Finding(
+    return AttackerVerdict(
         threat=threat,
         who=who(threat),
         assumptions=assumptions(threat),
@@ -142,7 +143,7 @@ def assessment(
     model = plan.get("model")
     if isinstance(model, Mapping) and model.get("name") and not model.get("weights"):
         assumed.append("Weights were drawn at random, as before the first round; trained weights may leak differently.")
-    found = [*headline(attacks, next(iter(measured(attacks, plan)), "")), *serious]
+    sentences = [*headline(attacks, next(iter(measured(attacks, plan)), "")), *serious]
     residual = [advice.headline, *advice.reasons[:1], *advice.cautions]
     residual.append(
         "A stronger attacker than those tested may get further. Whether someone was in the data, and what the "
@@ -154,7 +155,7 @@ def assessment(
     return (
         ("What was tested", (tested,)),
         ("Assumptions about attackers", tuple(assumed)),
-        ("Findings", tuple(found)),
+        ("Findings", tuple(sentences)),
         ("Residual risk", tuple(residual)),
         ("Not covered", tuple(left_out)),
     )
@@ -211,14 +212,16 @@ def _example(row: Configuration, metric: str, by: bool = True) -> str:
 
 
 def _about_labels(rows: Sequence[Configuration]) -> list[str]:
-    told = [row for row in rows if row.labels_leaked is not None]
-    if not told:
+    with_labels = [row for row in rows if row.labels_leaked is not None]
+    if not with_labels:
         return []
-    always = sum(row.labels_leaked == 1 for row in told)
-    some = sum((row.labels_leaked or 0) > 0 for row in told)
+    always = sum(row.labels_leaked == 1 for row in with_labels)
+    some = sum((row.labels_leaked or 0) > 0 for row in with_labels)
     if not some:
         return ["Labels did not leak."]
-    return [f"Labels leaked in {some} of {_count(len(told), 'configuration')}, in {always} of them with every seed."]
+    return [
+        f"Labels leaked in {some} of {_count(len(with_labels), 'configuration')}, in {always} of them with every seed."
+    ]
 
 
 def _without_truth(rows: Sequence[Configuration], leak: Leak) -> tuple[str, ...]:
@@ -228,9 +231,9 @@ def _without_truth(rows: Sequence[Configuration], leak: Leak) -> tuple[str, ...]
     left = "" if best.residual is None else f" leaves {best.residual:.3g} of it unexplained"
     if leak is Leak.EXPLAINED:
         checks = [str(check) for check in OWN_CHECKS if any(check in status for status in best.statuses)]
-        told = "; ".join(([f"it{left}"] if left else []) + checks)
+        reasons = "; ".join(([f"it{left}"] if left else []) + checks)
         return (
-            f"What was recovered accounts for recorded updates ({where}: {told}).",
+            f"What was recovered accounts for recorded updates ({where}: {reasons}).",
             "The truth is not known, so that nothing was compared; treat it as the private samples all the same.",
         )
     return (

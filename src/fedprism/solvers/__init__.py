@@ -1,8 +1,8 @@
 """The mathematics: plain functions on tensors that import nothing of fedprism. Numerical failure is a status."""
 
-from .decode import DecodeStatus, Decoding, decode_mixtures
-from .denoising import nonlocal_means
-from .dense import (
+from fedprism.runtime.cuda_graphs import Engine, Repeated, Stepping
+from fedprism.runtime.moments import Moments, channel_moments
+from fedprism.solvers.closed_form.dense import (
     DenseInversion,
     DenseStatus,
     OutputLayerSolution,
@@ -13,10 +13,11 @@ from .dense import (
     numerical_rank,
     solve_output_layer,
 )
-from .differences import TwoLosses
-from .distances import cosine, squared_error
-from .exact_batch import Behind, ExactBatch, ExactStatus, exact_batch
-from .features import (
+from fedprism.solvers.closed_form.labels import LabelRecovery, LabelStatus, label_counts, sole_label, unique_labels
+from fedprism.solvers.denoising import nonlocal_means
+from fedprism.solvers.matching.differences import TwoLosses
+from fedprism.solvers.matching.distances import cosine, squared_error
+from fedprism.solvers.matching.features import (
     FeatureInversion,
     InvertedFeatures,
     feature_cosine,
@@ -25,12 +26,16 @@ from .features import (
     invert_features,
     published_inversion,
 )
-from .graphs import Engine, Repeated, Stepping
-from .ica import StudentICA, Unmixing, UnmixStatus, unmix
-from .labels import LabelRecovery, LabelStatus, label_counts, sole_label, unique_labels
-from .matching import LBFGS, Adam, Matching, MatchingStatus, Search, match_gradients
-from .mixture import Mixture, reduce_mixture
-from .participation import (
+from fedprism.solvers.matching.gradients import LBFGS, Adam, Matching, MatchingSettings, MatchingStatus, match_gradients
+from fedprism.solvers.matching.priors import (
+    BatchMoments,
+    Orthogonality,
+    TotalVariation,
+    moments_distance,
+    orthogonality,
+    total_variation,
+)
+from fedprism.solvers.participation import (
     Identifiability,
     IdentifiabilityStatus,
     Participation,
@@ -40,19 +45,12 @@ from .participation import (
     identifiable_users,
     recover_participation,
 )
-from .priors import (
-    BatchMoments,
-    Moments,
-    Orthogonality,
-    TotalVariation,
-    channel_moments,
-    moments_distance,
-    orthogonality,
-    total_variation,
-)
-from .published import CocktailObjective, embedding_objective
-from .trials import Trials, TrialStatus, match_trials
-from .windows import (
+from fedprism.solvers.separation.decode import DecodeStatus, Decoding, decode_mixtures
+from fedprism.solvers.separation.exact_batch import Downstream, ExactBatch, ExactStatus, exact_batch
+from fedprism.solvers.separation.ica import StudentICA, Unmixing, UnmixStatus, unmix
+from fedprism.solvers.separation.mixture import Mixture, reduce_mixture
+from fedprism.solvers.separation.published import CocktailObjective, embedding_objective
+from fedprism.solvers.windows import (
     Lattice,
     Smoothest,
     WindowStatus,
@@ -66,12 +64,12 @@ __all__ = [
     "LBFGS",
     "Adam",
     "BatchMoments",
-    "Behind",
     "CocktailObjective",
     "DecodeStatus",
     "Decoding",
     "DenseInversion",
     "DenseStatus",
+    "Downstream",
     "Engine",
     "ExactBatch",
     "ExactStatus",
@@ -83,6 +81,7 @@ __all__ = [
     "LabelStatus",
     "Lattice",
     "Matching",
+    "MatchingSettings",
     "MatchingStatus",
     "Mixture",
     "Moments",
@@ -91,13 +90,10 @@ __all__ = [
     "Participation",
     "ParticipationStatus",
     "Repeated",
-    "Search",
     "Smoothest",
     "Stepping",
     "StudentICA",
     "TotalVariation",
-    "TrialStatus",
-    "Trials",
     "TwoLosses",
     "UnmixStatus",
     "Unmixing",
@@ -121,7 +117,6 @@ __all__ = [
     "invert_single",
     "label_counts",
     "match_gradients",
-    "match_trials",
     "midpoint",
     "moments_distance",
     "nonlocal_means",

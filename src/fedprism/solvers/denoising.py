@@ -13,13 +13,15 @@ from torch.nn.functional import avg_pool2d, pad
 
 REACH = 7
 """How far away, in pixels, look-alikes are searched."""
+PATCH = 3
+"""Side, in pixels, of the patches that are compared."""
 STRENGTH = 0.6
 """Distance of patches, in standard deviations of the noise, at which a look-alike's weight has fallen to 1/e."""
 
 
 def nonlocal_means(images: Tensor, noise: Tensor) -> Tensor:
     """Images (n, channels, height, width) less white noise of standard deviation `noise` (n,)."""
-    height, width = images.shape[2:]
+    (height, width), margin = images.shape[2:], (PATCH // 2,) * 4
     variance = noise.to(images).square().clamp(min=torch.finfo(images.dtype).tiny).view(-1, 1, 1, 1)
     reach = min(REACH, height - 1, width - 1)
     padded = pad(images, (reach,) * 4, mode="reflect")
@@ -27,8 +29,8 @@ def nonlocal_means(images: Tensor, noise: Tensor) -> Tensor:
     for down in range(2 * reach + 1):
         for across in range(2 * reach + 1):
             other = padded[:, :, down : down + height, across : across + width]
-            apart = (images - other).square().mean(1, keepdim=True)
-            apart = avg_pool2d(pad(apart, (1,) * 4, mode="replicate"), 3, stride=1)  # over patches of 3 x 3
-            weight = torch.exp(-(apart - 2 * variance).clamp(min=0) / (STRENGTH**2 * variance))
+            distance = (images - other).square().mean(1, keepdim=True)
+            distance = avg_pool2d(pad(distance, margin, mode="replicate"), PATCH, stride=1)
+            weight = torch.exp(-(distance - 2 * variance).clamp(min=0) / (STRENGTH**2 * variance))
             total, weights = total + weight * other, weights + weight
     return total / weights

@@ -14,7 +14,10 @@ from torch import Tensor
 
 WIDEST = 5000
 """Weight tensors with more connections than this between inputs and outputs are left out."""
-TREES, LEAST_SAMPLES = 100, 5
+TREES = 100
+"""Trees of the random forest."""
+LEAST_SAMPLES = 5
+"""Updates that a leaf of a tree holds at least, and that a node must hold to be split."""
 CLEAR = 0.75
 """Out-of-bag AUC from which the property is taken to show in the updates; 0.5 is guessing."""
 
@@ -43,22 +46,18 @@ def telling_tensors(update: Mapping[str, Tensor], *, widest: int = WIDEST) -> tu
 
 
 def update_features(updates: Mapping[str, Tensor]) -> Tensor:
-    """What a classifier is shown of updates, (updates, features): each tensor is (updates, *shape of a weight).
-
-    Absolute values, of convolutions only the largest of each kernel, scaled so that every row has length one.
-    """
-    parts = [
+    """Unit rows (updates, features) of absolute values, of each kernel the largest, from (updates, *shape) tensors."""
+    features = [
         tensor.abs().flatten(3).amax(3).flatten(1) if tensor.dim() > 3 else tensor.abs().flatten(1)
         for tensor in updates.values()
     ]
-    return torch.nn.functional.normalize(torch.cat(parts, dim=1).double(), dim=1)
+    return torch.nn.functional.normalize(torch.cat(features, dim=1).double(), dim=1)
 
 
 def infer_property(examples: Tensor, marks: Tensor, observed: Tensor, *, seed: int = 0) -> PropertyInference:
-    """How likely each observed update comes from data with the property.
+    """How likely each observed update (updates, features) comes from data with the property, by a random forest.
 
-    examples (examples, features) are updates whose `marks` (examples,) say whether they have it; observed (updates,
-    features). Features are standardised by the examples; a random forest does the rest.
+    examples (examples, features) are updates whose `marks` (examples,) say whether they have it.
     """
     from sklearn.ensemble import RandomForestClassifier
     from sklearn.metrics import roc_auc_score
@@ -73,6 +72,6 @@ def infer_property(examples: Tensor, marks: Tensor, observed: Tensor, *, seed: i
     truth = marks.cpu().numpy()
     forest.fit(((examples - mean) / scale).cpu().numpy(), truth)
     separation = float(roc_auc_score(truth, forest.oob_decision_function_[:, 1]))
-    found = torch.from_numpy(forest.predict_proba(((observed - mean) / scale).cpu().numpy())[:, 1])
+    probabilities = torch.from_numpy(forest.predict_proba(((observed - mean) / scale).cpu().numpy())[:, 1])
     status = PropertyStatus.CLEAR if separation >= CLEAR else PropertyStatus.FAINT
-    return PropertyInference(found, separation, status)
+    return PropertyInference(probabilities, separation, status)

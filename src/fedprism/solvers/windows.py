@@ -1,8 +1,8 @@
 """Images from the maxima and minima, or from the means, of overlapping windows on a lattice.
 
-The paper of MKOR (Wang, Hugh, Li, 2023) knows the maximum and the minimum of every window. A pixel is at most the
-smallest maximum of the windows that hold it, a grey-scale closing, and at least the largest minimum, an opening; the
-paper answers with the middle of the two.
+The paper of MKOR (Wang, Velipasalar, Gursoy, 2023) knows the maximum and the minimum of every window. A pixel is at
+most the smallest maximum of the windows that hold it, a grey-scale closing, and at least the largest minimum, an
+opening; the paper answers with the middle of the two.
 
 `smoothest` goes on from there: of all images between the two it looks for one whose windows have exactly those maxima
 and minima, and which is smooth. Minimised, by Adam with a rate that falls along a cosine, for each image x:
@@ -26,13 +26,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .memory import together
+from fedprism.runtime.memory import together
 
 MEANS_SMOOTHNESS = 5e-4
-"""Means say far more about each pixel than extremes do, so that smoothness has to decide less."""
-
+"""Factor for smoothness where means are known, which say far more about each pixel than extremes do."""
 DISAGREES = 1e-3
-"""How far a window's minimum is above 0 before a maximum of 0 cannot be its own."""
+"""Pixel value above which a window's minimum cannot belong to a maximum of 0."""
+CROSSING = 1e-3
+"""Pixel value by which a lower bound must be above an upper one to have crossed it."""
+SCALES = (8, 4, 2, 1)
+"""How many pixels are one, coarsest first; only divisors of the lattice's and the image's sizes are used."""
+SOFTENING = 5
+"""Side, in pixels, of the squares that the softened midpoint averages: in the paper's code."""
+UNBENDING = 1e-6
+"""How close to 0 and 1 means may come before a sigmoid is undone."""
 
 
 class Lattice(NamedTuple):
@@ -46,6 +53,14 @@ class Lattice(NamedTuple):
     size: int
     height: int
     width: int
+
+    def beyond(self, shape: tuple[int, int]) -> tuple[int, int, int, int]:
+        """Padding (left, right, top, bottom) with which an image holds exactly (rows, columns) windows."""
+        bottom, right = (
+            self.pitch * (count - 1) + self.size + self.top - side
+            for count, side in zip(shape, (self.height, self.width), strict=True)
+        )
+        return -self.top, right, -self.top, bottom
 
     @property
     def cell(self) -> int:
@@ -106,23 +121,19 @@ def midpoint(maxima: Tensor, minima: Tensor, lattice: Lattice) -> Decoded:
     """The middle between the closing and the opening. maxima, minima (n, colours, rows, columns)."""
     lower, upper = bounds(maxima, minima, lattice)
     images = ((lower + upper) / 2).clamp(0, 1)
-    status = WindowStatus.CROSSED if bool((lower > upper + 1e-3).any()) else WindowStatus.MIDPOINT
+    status = WindowStatus.CROSSED if _cross(lower, upper) else WindowStatus.MIDPOINT
     return Decoded(images, _misfit(images, maxima, minima, lattice), status)
 
 
 def softened_midpoint(maxima: Tensor, minima: Tensor, lattice: Lattice) -> Decoded:
     """The middle of the bounds, each pixel then the mean of 5 x 5: in the paper's code, not in its text."""
     sharp = midpoint(maxima, minima, lattice)
-    images = F.avg_pool2d(F.pad(sharp.images, (2, 2, 2, 2), mode="replicate"), 5, stride=1)
+    images = F.avg_pool2d(F.pad(sharp.images, (SOFTENING // 2,) * 4, mode="replicate"), SOFTENING, stride=1)
     return Decoded(images, _misfit(images, maxima, minima, lattice), sharp.status)
 
 
 def interpolated_midpoint(maxima: Tensor, minima: Tensor, lattice: Lattice) -> Decoded:
-    """The middle of the bounds in the centre of each cell of the lattice, between these by cubic interpolation.
-
-    The midpoint is the same in all pixels of a cell, a step at a time; here no step is added to what the windows say,
-    and every pixel still keeps to its bounds.
-    """
+    """The middle of the bounds in the centre of each cell, between these cubic interpolation within the bounds."""
     lower, upper = bounds(maxima, minima, lattice)
     middle, cell = ((lower + upper) / 2).clamp(0, 1), lattice.cell
     first = lattice.top % cell and lattice.top % cell - cell  # where the first cell starts, perhaps beyond the image
@@ -133,15 +144,18 @@ def interpolated_midpoint(maxima: Tensor, minima: Tensor, lattice: Lattice) -> D
     smooth = F.interpolate(middle[:, :, rows][:, :, :, columns], scale_factor=cell, mode="bicubic")
     smooth = smooth[:, :, -first : lattice.height - first, -first : lattice.width - first]
     images = torch.minimum(torch.maximum(smooth, torch.minimum(lower, middle)), torch.maximum(upper, middle))
-    status = WindowStatus.CROSSED if bool((lower > upper + 1e-3).any()) else WindowStatus.INTERPOLATED
+    status = WindowStatus.CROSSED if _cross(lower, upper) else WindowStatus.INTERPOLATED
     return Decoded(images, _misfit(images, maxima, minima, lattice), status)
 
 
-def without_removed(maxima: Tensor, minima: Tensor) -> tuple[Tensor, Tensor]:
-    """Bounds of windows that were cut out of the answer, (n, colours, rows, columns), give way to those of any image.
+def _cross(lower: Tensor, upper: Tensor) -> bool:
+    return bool((lower > upper + CROSSING).any())
 
-    What was removed reads 0 for the maximum, or 1 for the minimum, in every image. So does a black or a white window,
-    but then the other extreme agrees.
+
+def without_removed(maxima: Tensor, minima: Tensor) -> tuple[Tensor, Tensor]:
+    """Extremes with those of windows that were cut out of the answer, (n, colours, rows, columns), set to 1 and 0.
+
+    They read 0 for the maximum, or 1 for the minimum, in every image, and the other extreme does not agree.
     """
     dark = (maxima == 0).all(0) & (minima > DISAGREES).any(0)
     bright = (minima == 1).all(0) & (maxima < 1 - DISAGREES).any(0)
@@ -181,9 +195,7 @@ def _highest(images: Tensor, lattice: Lattice, shape: tuple[int, int]) -> Tensor
     """Cell by cell first: far fewer comparisons than window by window."""
     cell = lattice.cell
     reach, stride = lattice.size // cell, lattice.pitch // cell
-    needed = [lattice.pitch * (count - 1) + lattice.size for count in shape]
-    across, down = needed[1] + lattice.top - lattice.width, needed[0] + lattice.top - lattice.height
-    padded = F.pad(images, (-lattice.top, across, -lattice.top, down), value=-torch.inf)
+    padded = F.pad(images, lattice.beyond(shape), value=-torch.inf)
     cells = F.max_pool2d(padded, cell) if cell > 1 else padded
     return F.max_pool2d(F.max_pool2d(cells, (reach, 1), stride=(stride, 1)), (1, reach), stride=(1, stride))
 
@@ -195,66 +207,49 @@ def _misfit(images: Tensor, maxima: Tensor, minima: Tensor, lattice: Lattice) ->
 
 @dataclass(frozen=True, kw_only=True)
 class Smoothest:
-    """How the smoothest image is looked for: `iterations` at each scale, from one pixel a cell of the lattice to all.
-
-    `chroma`: how much more the differences between colours weigh, which change less than brightness does.
-    `middle`: how much of the answer is the middle of the bounds instead; 0.5 suits photographs with detail far smaller
-    than the windows, where no smooth image is the right one. `blurred`: how much the blurred image's extremes weigh,
-    where they are known. At most `microbatch` images are worked on at a time.
-    """
+    """How the smoothest image is looked for: `iterations` at each scale, from one pixel per cell to all."""
 
     iterations: int = 100
     lr: float = 0.03
     smoothness: float = 20.0
     chroma: float = 5.0
+    """How much more the differences between colours weigh, which change less than brightness does."""
     middle: float = 0.0
+    """How much of the answer is the middle of the bounds instead; 0.5 suits detail far smaller than the windows."""
     blurred: float = 3.0
+    """How much the blurred image's extremes weigh, where they are known."""
     microbatch: int = 100
+    """Most images worked on at a time."""
 
     def __call__(self, maxima: Tensor, minima: Tensor, lattice: Lattice, blurred: Blurred | None = None) -> Decoded:
         """The smoothest image between the bounds whose windows have these maxima and minima."""
         lower, upper = bounds(maxima, minima, lattice)
-        crossed = bool((lower > upper + 1e-3).any())
-        step = together(min(len(maxima), self.microbatch))
-        parts = [slice(first, first + step) for first in range(0, len(maxima), step)]
-        images = torch.cat(
-            [
-                self._solve(
-                    maxima[part],
-                    minima[part],
-                    (lower[part], upper[part]),
-                    lattice,
-                    blurred and Blurred(blurred.maxima[part], blurred.minima[part], blurred.blurs),
-                )
-                for part in parts
-            ]
-        )
-        status = WindowStatus.CROSSED if crossed else WindowStatus.FITTED
+        step, chunks = together(min(len(maxima), self.microbatch)), list[Tensor]()
+        for rows in (slice(first, first + step) for first in range(0, len(maxima), step)):
+            edges = blurred and Blurred(blurred.maxima[rows], blurred.minima[rows], blurred.blurs)
+            chunks.append(self._solve(maxima[rows], minima[rows], (lower[rows], upper[rows]), lattice, edges))
+        images = torch.cat(chunks)
+        status = WindowStatus.CROSSED if _cross(lower, upper) else WindowStatus.FITTED
         return Decoded(images, _misfit(images, maxima, minima, lattice), status)
 
     def _solve(
-        self,
-        maxima: Tensor,
-        minima: Tensor,
-        box: tuple[Tensor, Tensor],
-        lattice: Lattice,
-        blurred: Blurred | None,
+        self, maxima: Tensor, minima: Tensor, box: tuple[Tensor, Tensor], lattice: Lattice, blurred: Blurred | None
     ) -> Tensor:
-        shape, (lower, upper) = (maxima.shape[2], maxima.shape[3]), box
+        lower, upper = box
         middle = (lower + upper) / 2
         lower, upper = torch.minimum(lower, middle), torch.maximum(upper, middle)
         images: Tensor | None = None
-        for scale in _scales(lattice):
-            small = _shrunk(lattice, scale)
+        sizes = math.gcd(lattice.cell, lattice.top, lattice.height, lattice.width)
+        for scale in (scale for scale in SCALES if sizes % scale == 0):
+            small = Lattice(*(size // scale for size in lattice))
             low, high = (bound[:, :, ::scale, ::scale] for bound in (lower, upper))
             start = middle[:, :, ::scale, ::scale]
             if images is not None:
                 start = F.interpolate(images, low.shape[2:], mode="bilinear", align_corners=False).clamp(low, high)
 
             def distance(candidates: Tensor, at: Lattice = small) -> Tensor:
-                tops, bottoms = extremes(candidates, at, shape)
-                apart = ((tops - maxima).abs() + (bottoms - minima).abs()).flatten(1).mean(1)
-                return apart if blurred is None else apart + self.blurred * blurred.distance(candidates, at)
+                gap = 2 * _misfit(candidates, maxima, minima, at)
+                return gap if blurred is None else gap + self.blurred * blurred.distance(candidates, at)
 
             # Neighbours are `scale` pixels apart: the same slope is the same roughness at every scale.
             images = self.fit(start, distance, (low, high), self.smoothness / scale**2)
@@ -262,14 +257,9 @@ class Smoothest:
         return (1 - self.middle) * images + self.middle * middle
 
     def fit(
-        self,
-        start: Tensor,
-        distance: Callable[[Tensor], Tensor],
-        box: tuple[Tensor, Tensor],
-        smoothness: float | None = None,
+        self, start: Tensor, distance: Callable[[Tensor], Tensor], box: tuple[Tensor, Tensor], smoothness: float
     ) -> Tensor:
         """The best iterate of each image, from `start`, by smoothness times roughness plus distance(images) (n,)."""
-        smoothness = self.smoothness if smoothness is None else smoothness
         images = start.clone().requires_grad_()
         adam = torch.optim.Adam([images], lr=self.lr)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, self.iterations)
@@ -289,16 +279,6 @@ class Smoothest:
         return best
 
 
-def _scales(lattice: Lattice) -> list[int]:
-    """How many pixels are one, coarsest first: only divisors of a cell that fit the image and its first window."""
-    sizes = math.gcd(math.gcd(lattice.cell, lattice.top), math.gcd(lattice.height, lattice.width))
-    return [scale for scale in (8, 4, 2, 1) if sizes % scale == 0]
-
-
-def _shrunk(lattice: Lattice, scale: int) -> Lattice:
-    return Lattice(*(size // scale for size in lattice))
-
-
 def roughness(images: Tensor) -> Tensor:
     """(n,) mean squared difference of neighbours, down and across."""
     down, across = images.diff(dim=2), images.diff(dim=3)
@@ -314,9 +294,7 @@ class Bend(NamedTuple):
 
 def window_means(images: Tensor, lattice: Lattice, shape: tuple[int, int], bends: Sequence[Bend]) -> Tensor:
     """What average pools make of every window, (n, colours, *shape), still bent; outside of the image all is 0."""
-    needed = [lattice.pitch * (count - 1) + lattice.size for count in shape]
-    across, down = needed[1] + lattice.top - lattice.width, needed[0] + lattice.top - lattice.height
-    values = F.pad(images, (-lattice.top, across, -lattice.top, down))
+    values = F.pad(images, lattice.beyond(shape))
     for bend in bends:
         values = torch.sigmoid(values) if bend.sigmoid else values
         for kernel, apart in bend.pools:
@@ -330,7 +308,7 @@ def window_means(images: Tensor, lattice: Lattice, shape: tuple[int, int], bends
 def straightened(means: Tensor, bends: Sequence[Bend]) -> Tensor:
     """Means with every sigmoid on their way undone, as if it had bent the mean and not its parts."""
     for bend in bends:
-        means = torch.logit(means.clamp(1e-6, 1 - 1e-6)) if bend.sigmoid else means
+        means = torch.logit(means.clamp(UNBENDING, 1 - UNBENDING)) if bend.sigmoid else means
     return means
 
 
@@ -343,11 +321,9 @@ def spread_means(means: Tensor, lattice: Lattice, bends: Sequence[Bend]) -> Deco
 def smoothest_means(means: Tensor, lattice: Lattice, bends: Sequence[Bend], settings: Smoothest) -> Decoded:
     """The smoothest image in [0, 1] whose windows have these means."""
     start = spread_means(means, lattice, bends).images
-    shape, wanted = (means.shape[2], means.shape[3]), straightened(means, bends)
 
     def distance(images: Tensor) -> Tensor:
-        found = straightened(window_means(images, lattice, shape, bends), bends)
-        return (found - wanted).abs().flatten(1).mean(1)
+        return _means_misfit(images, means, lattice, bends)
 
     box = torch.zeros_like(start), torch.ones_like(start)
     images = settings.fit(start, distance, box, settings.smoothness * MEANS_SMOOTHNESS)
@@ -355,8 +331,8 @@ def smoothest_means(means: Tensor, lattice: Lattice, bends: Sequence[Bend], sett
 
 
 def _means_misfit(images: Tensor, means: Tensor, lattice: Lattice, bends: Sequence[Bend]) -> Tensor:
-    found = window_means(images, lattice, (means.shape[2], means.shape[3]), bends)
-    return (straightened(found, bends) - straightened(means, bends)).abs().flatten(1).mean(1)
+    answer = window_means(images, lattice, (means.shape[2], means.shape[3]), bends)
+    return (straightened(answer, bends) - straightened(means, bends)).abs().flatten(1).mean(1)
 
 
 def _nearest(means: Tensor, lattice: Lattice) -> Tensor:

@@ -14,20 +14,22 @@ import torch
 from scipy.stats import t as student
 from torch import Tensor, nn
 
-from fedprism import devices, results
 from fedprism.checks import shown, whole
 from fedprism.defenses import Chain, Defense, chain
 from fedprism.errors import BadInput
+from fedprism.files import json_text
 from fedprism.randomness import generator, seeded_layers
-from fedprism.solvers import memory
+from fedprism.runtime import devices, memory
 from fedprism.types import Batch, LossFn, Record, is_soft
 from fedprism.utility.privacy import guarantee
 from fedprism.utility.training import Augmentation, Factory, Run, Schedule, fit
 
 CONFIDENCE = 0.95
+"""Of the interval for the mean accuracy."""
 WARM_UP = 3
 """Steps of each training that are not timed: the first ones allocate memory and choose algorithms."""
 TESTED_TOGETHER = 512
+"""Test samples per forward pass at most: a bound on memory."""
 
 
 class Interval(NamedTuple):
@@ -67,8 +69,8 @@ class Utility:
     @property
     def interval(self) -> Interval | None:
         """Where the mean of ever more seeds would lie, at 95 % (Student's t); a single seed does not tell."""
-        found = t_interval(self.accuracies)
-        return None if found is None else Interval(max(0.0, found.low), min(1.0, found.high))
+        interval = t_interval(self.accuracies)
+        return None if interval is None else Interval(max(0.0, interval.low), min(1.0, interval.high))
 
     def record(self, cell: Mapping[str, object] | None = None) -> Record:
         """The line of a result; `cell` says what else was trained: network, data, settings."""
@@ -87,7 +89,7 @@ class Utility:
             epsilon=self.epsilon,
             status=self.status,
             seed=self.seeds[0],
-            versions=results.versions(),
+            versions=json_text.versions(),
         )
 
     def __str__(self) -> str:

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from fedprism.defenses import (
     Cast,
-    Chain,
     Clip,
     Defense,
     DpSgd,
@@ -44,9 +43,8 @@ def guarantee(defense: Defense, epochs: int, delta: float) -> Guarantee | None:
     then nothing is claimed: MixUp puts an example behind several gradients, Soteria looks at the data once more to
     choose what it removes, EqualLabels chooses examples by their labels, a defense of one's own may do anything.
     """
-    parts = defense.defenses if isinstance(defense, Chain) else (defense,)
-    private = [part for part in parts if type(part) is DpSgd]
-    others = [part for part in parts if type(part) is not DpSgd]
+    private = [part for part in defense.members if type(part) is DpSgd]
+    others = [part for part in defense.members if type(part) is not DpSgd]
     if len(private) != 1 or private[0].noise == 0 or not all(type(part) in AFTER_THE_NOISE for part in others):
         return None
     return Guarantee(private[0].epsilon(delta=delta, steps=epochs), private[0].epsilon(delta=delta), delta)

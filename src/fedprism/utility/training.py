@@ -15,12 +15,13 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from fedprism import devices, losses, progress
+from fedprism import losses
 from fedprism.checks import whole
-from fedprism.client import batch_gradient, example_gradients
+from fedprism.client.update import step_gradient
 from fedprism.defenses import Chain, Context, Defense
 from fedprism.errors import BadInput
 from fedprism.randomness import generator, seeded_layers
+from fedprism.runtime import devices, progress
 from fedprism.types import Batch, LossFn, Update
 
 Factory: TypeAlias = Callable[[int], nn.Module]
@@ -30,6 +31,7 @@ Augmentation: TypeAlias = Callable[[Tensor, torch.Generator], Tensor]
 """(inputs (count, *input_shape), rng) -> inputs of the same shape, each changed on its own; rng lives on the CPU."""
 
 MOST_EPOCHS = 10**6
+"""Epochs of one training at most: a bound on input."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,40 +134,41 @@ class Run:
         """Every step of one pass over the data, augmented as a whole so that whatever is mixed in is augmented too."""
         augment = self.schedule.augment
         inputs = self.data.inputs if augment is None else augment(self.data.inputs, self.augmenting)
-        seen = Batch(inputs, self.data.labels)
-        for batches in self._rounds(seen):
-            self._step([self._answer(seen, indices, client) for client, indices in enumerate(batches)])
+        epoch_data = Batch(inputs, self.data.labels)
+        for batches in self._rounds(epoch_data):
+            self._step([self._answer(epoch_data, indices, client) for client, indices in enumerate(batches)])
             yield
 
-    def _rounds(self, seen: Batch) -> Iterator[list[Tensor]]:
+    def _rounds(self, epoch_data: Batch) -> Iterator[list[Tensor]]:
         """Each client's samples, round by round: everyone's once an epoch or, where the defense draws, as it draws."""
-        clients, size = self.schedule.clients, self.schedule.client_batch(len(seen))
-        for number in range(self.schedule.steps_an_epoch(len(seen))):
-            if _draws(self.defense):
-                yield [self._drawn(seen, client, size) for client in range(clients)]
+        clients, size = self.schedule.clients, self.schedule.client_batch(len(epoch_data))
+        for number in range(self.schedule.steps_an_epoch(len(epoch_data))):
+            if self.defense.overrides("on_draw"):
+                yield [self._drawn(epoch_data, client, size) for client in range(clients)]
                 continue
             if number == 0:
-                order = torch.randperm(len(seen), generator=self.order)
+                order = torch.randperm(len(epoch_data), generator=self.order)
             yield list(torch.split(order[number * clients * size : (number + 1) * clients * size], size))
 
-    def _drawn(self, seen: Batch, client: int, size: int) -> Tensor:
-        drawn = self.defense.on_draw(seen, self._context(client), self.rng)
+    def _drawn(self, epoch_data: Batch, client: int, size: int) -> Tensor:
+        drawn = self.defense.on_draw(epoch_data, self._context(client), self.rng)
         return drawn[torch.randperm(len(drawn), generator=self.order)[:size]]
 
-    def _answer(self, seen: Batch, indices: Tensor, client: int) -> Update:
+    def _answer(self, epoch_data: Batch, indices: Tensor, client: int) -> Update:
         """What a client sends that trains on these samples."""
         context = self._context(client)
-        own = seen[indices.to(self.place)]
-        within = replace(context, batch=seen, indices=indices, step=0)
-        batch = self.defense.on_batch(own, within, self.rng)
-        if batch.inputs.dim() == 4:
-            batch = Batch(batch.inputs.contiguous(memory_format=self._format), batch.labels)
-        if self.defense.per_example:
-            each = example_gradients(self.model, self.trained, self.held, batch, self.loss)
-            gradient: Update = {name: g.mean(0) for name, g in self.defense.on_examples(each, within, self.rng).items()}
-        else:
-            gradient = batch_gradient(self.model, self.trained, self.held, batch, self.loss)
-        return self.defense.on_update(gradient, replace(context, batch=own), self.rng)
+        gradient = step_gradient(
+            self.trained,
+            self.held,
+            loss=self.loss,
+            defense=self.defense,
+            context=replace(context, batch=epoch_data, indices=indices, step=0),
+            rng=self.rng,
+            layout=self._format,
+        )
+        if not self.defense.overrides("on_update"):
+            return gradient
+        return self.defense.on_update(gradient, replace(context, batch=epoch_data[indices.to(self.place)]), self.rng)
 
     def _step(self, sent: Sequence[Update]) -> None:
         """Along the mean of what was sent, at the rate of this step."""
@@ -191,9 +194,3 @@ class Run:
 
 def _mean(tensors: Iterable[Tensor]) -> Tensor:
     return torch.stack(list(tensors)).mean(0)
-
-
-def _draws(defense: Defense) -> bool:
-    """Whether the defense has a say in which samples form a batch."""
-    parts = defense.defenses if isinstance(defense, Chain) else (defense,)
-    return any(type(part).on_draw is not Defense.on_draw for part in parts)

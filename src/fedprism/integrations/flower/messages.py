@@ -57,13 +57,13 @@ def examples_of(message: Message, key: str | None = None) -> int | None:
 
 def metrics_of(message: Message) -> dict[str, Value]:
     """What else a client says in plain text; the number of examples, the status and protocol keys are no metrics."""
-    found: dict[str, Value] = {}
+    metrics: dict[str, Value] = {}
     records: list[tuple[str, Mapping[str, Any]]] = list(message.content.metric_records.items())
     # Clients with fit() have their metrics in a record of configurations.
     records += [(name, r) for name, r in message.content.config_records.items() if name.endswith(".metrics")]
     for _, record in records:
-        found.update(plain_metrics({name: value for name, value in record.items() if name not in EXAMPLES}))
-    return found
+        metrics.update(plain_metrics({name: value for name, value in record.items() if name not in EXAMPLES}))
+    return metrics
 
 
 def round_of(message: Message) -> int | None:

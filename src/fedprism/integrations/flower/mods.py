@@ -13,8 +13,8 @@ from flwr.app import Array, ArrayRecord, Context, Error, Message
 from flwr.common.constant import ErrorCode
 from torch import nn
 
-from fedprism.defenses.base import Chain, Defense
 from fedprism.defenses.base import Context as Where
+from fedprism.defenses.base import Defense
 from fedprism.errors import BadInput, FedprismError
 from fedprism.inspection import inspect
 from fedprism.integrations.flower.messages import is_training, round_of, tensors_of
@@ -39,12 +39,11 @@ class DefenseMod:
     """
 
     def __init__(self, defense: Defense, *, model: nn.Module | None = None, seed: int | None = None) -> None:
-        parts = defense.defenses if isinstance(defense, Chain) else (defense,)
-        for part in parts:
-            stages = [name for name in OTHER_STAGES if getattr(type(part), name) is not getattr(Defense, name)]
+        for member in defense.members:
+            stages = [name for name in OTHER_STAGES if member.overrides(name)]
             if stages:
                 raise BadInput(
-                    f"expected a defense that acts on the update alone, found {part!r}, which acts in "
+                    f"expected a defense that acts on the update alone, found {member!r}, which acts in "
                     f"{' and '.join(stages)}; apply it in the client's training."
                 )
         self.defense = defense
@@ -77,17 +76,17 @@ class DefenseMod:
     def _defended(self, before: Update, after: Update, message: Message) -> Update:
         """What is sent of each tensor that the defense works on."""
         buffers = dict(self.model.named_buffers(remove_duplicate=False)) if self.model is not None else {}
-        own = [name for name in after if name not in buffers and after[name].dtype.is_floating_point]
+        names = [name for name in after if name not in buffers and after[name].dtype.is_floating_point]
         client, index = str(message.metadata.dst_node_id), round_of(message)
         if self.seed is None:
             rng = torch.Generator()
             rng.seed()
         else:
             rng = generator(self.seed, "flower", client, index)
-        update = {name: after[name] - before[name].to(after[name]) for name in own}
+        update = {name: after[name] - before[name].to(after[name]) for name in names}
         where = Where(model=self.model, params=before, client=client, round=index)
         changed = self.defense.on_update(update, where, rng)
-        return {name: before[name].to(after[name]) + changed[name] for name in own}
+        return {name: before[name].to(after[name]) + changed[name] for name in names}
 
 
 class InspectionMod:
@@ -106,13 +105,13 @@ class InspectionMod:
             return call_next(message, context)
         try:
             params = tensors_of(message, self.model)
-            found = inspect(params, reference=self._reference(context))
+            inspection = inspect(params, reference=self._reference(context))
         except FedprismError as error:
             return _refusal(message, str(error))
-        if found.serious:
-            for finding in found.serious:
+        if inspection.serious:
+            for finding in inspection.serious:
                 log.warning("refused to train: in %s, %s", finding.tensor or "the model", finding.sentence)
-            checks = ", ".join(dict.fromkeys(finding.check for finding in found.serious))
+            checks = ", ".join(dict.fromkeys(finding.check for finding in inspection.serious))
             return _refusal(message, f"the client refuses to train on this model ({checks})")
         if self.remember:
             kept = {name: Array(tensor.numpy()) for name, tensor in params.items()}

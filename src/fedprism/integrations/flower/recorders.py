@@ -16,7 +16,7 @@ from flwr.serverapp.strategy import Strategy
 from torch import nn
 
 from fedprism.errors import BadInput
-from fedprism.integrations.facts import CentralNoise, RoundFacts
+from fedprism.integrations.facts import MOST_NAME, CentralNoise, RoundFacts
 from fedprism.integrations.flower.messages import examples_of, is_training, metrics_of, round_of, tensors_of
 from fedprism.integrations.flower.secagg import SecureRound, Stage, masks_repeat, stage_of
 from fedprism.integrations.leakage import Watch
@@ -75,7 +75,7 @@ class _Recorder:
     def _finish_plain(self, replies: Sequence[Message], noise: CentralNoise | None) -> None:
         answers = {str(reply.metadata.src_node_id): reply for reply in replies}
         problems = {name: _reason(reply) for name, reply in answers.items() if reply.has_error()}
-        seen: list[Round] = []
+        rounds: list[Round] = []
         for name, reply in answers.items():
             if name in problems:
                 continue
@@ -84,27 +84,27 @@ class _Recorder:
                 after = tensors_of(reply, self.recording.model)
                 before = self._sent.get(reply.metadata.src_node_id, {})
                 sizes = (size,) if size is not None else None
-                seen.append(
+                rounds.append(
                     self.recording.update_of(before, after, index=self._index, participants=(name,), examples=sizes)
                 )
             except BadInput as error:
                 problems[name] = str(error)
                 log.warning("round %d: the answer of %s is not recorded: %s", self._index, name, error)
         good = {name: reply for name, reply in answers.items() if not reply.has_error()}
-        self.recording.add(self._facts("plain", tuple(map(str, self._sent)), good, problems, noise), seen)
+        self.recording.add(self._facts("plain", tuple(map(str, self._sent)), good, problems, noise), rounds)
 
     def _finish_secure(self, secure: SecureRound, noise: CentralNoise | None = None) -> None:
         answers = {str(node): reply for node, reply in secure.masked.items()}
         gone = [str(node) for node in secure.sampled if node not in secure.masked]
         problems = dict.fromkeys(gone, "dropped out of secure aggregation")
         sizes = [examples_of(reply) for reply in answers.values()]
-        mean, seen = secure.mean(), list[Round]()
+        mean, rounds = secure.mean(), list[Round]()
         if mean is None:
             problems.update(dict.fromkeys(answers, "its mask did not come off: too few key shares"))
         else:
-            arrays = {str(place): torch.from_numpy(part) for place, part in enumerate(mean)}
+            arrays = {str(place): torch.from_numpy(array) for place, array in enumerate(mean)}
             try:
-                part = self.recording.update_of(
+                round_ = self.recording.update_of(
                     next(iter(self._sent.values())),
                     named(arrays, self.recording.model),
                     index=self._index,
@@ -112,12 +112,12 @@ class _Recorder:
                     examples=[size for size in sizes if size is not None] if None not in sizes else None,
                     reduction="weighted_mean",
                 )
-                seen.append(part)
+                rounds.append(round_)
             except BadInput as error:
                 problems.update({name: str(error) for name in answers})
                 log.warning("round %d: the mean is not recorded: %s", self._index, error)
         sampled = tuple(map(str, secure.sampled))
-        self.recording.add(self._facts("secagg+", sampled, answers, problems, noise), seen)
+        self.recording.add(self._facts("secagg+", sampled, answers, problems, noise), rounds)
 
     def _facts(
         self,
@@ -135,14 +135,14 @@ class _Recorder:
             replied=tuple(answers),
             examples={name: size for name, size in sizes.items() if size is not None},
             metrics={name: metrics_of(reply) for name, reply in answers.items()},
-            problems={name: reason[:1000] for name, reason in problems.items()},
+            problems={name: reason[:MOST_NAME] for name, reason in problems.items()},
             noise=noise,
             masks_repeat=protocol == "secagg+" and masks_repeat(),
         )
 
 
 def _reason(reply: Message) -> str:
-    return str(reply.error.reason or "an error without a reason")[:1000]
+    return str(reply.error.reason or "an error without a reason")[:MOST_NAME]
 
 
 def _source() -> str:
@@ -272,10 +272,10 @@ class RecordingGrid(Grid):
 
 def _chain(strategy: object) -> list[Any]:
     """A strategy, of either API, and those that it wraps, from the outside in."""
-    found = [strategy]
-    while isinstance(inner := getattr(found[-1], "strategy", None), Strategy | OlderStrategy):
-        found.append(inner)
-    return found
+    wrappers = [strategy]
+    while isinstance(inner := getattr(wrappers[-1], "strategy", None), Strategy | OlderStrategy):
+        wrappers.append(inner)
+    return wrappers
 
 
 def _central_noise(strategy: object | None) -> CentralNoise | None:
@@ -283,15 +283,15 @@ def _central_noise(strategy: object | None) -> CentralNoise | None:
 
     Those of the older API have the same names for it, but for the deprecated DPFedAvgFixed and DPFedAvgAdaptive.
     """
-    for part in _chain(strategy):
-        deprecated = hasattr(part, "clip_norm")
+    for wrapper in _chain(strategy):
+        deprecated = hasattr(wrapper, "clip_norm")
         norm = "clip_norm" if deprecated else "clipping_norm"
-        if all(hasattr(part, name) for name in (norm, "noise_multiplier", "num_sampled_clients")):
+        if all(hasattr(wrapper, name) for name in (norm, "noise_multiplier", "num_sampled_clients")):
             return CentralNoise(
-                clipped_by="server" if "ServerSide" in type(part).__name__ else "client",
-                clipping_norm=float(getattr(part, norm)),
-                noise_multiplier=float(part.noise_multiplier),
-                clients=int(part.num_sampled_clients),
+                clipped_by="server" if "ServerSide" in type(wrapper).__name__ else "client",
+                clipping_norm=float(getattr(wrapper, norm)),
+                noise_multiplier=float(wrapper.noise_multiplier),
+                clients=int(wrapper.num_sampled_clients),
                 added_to="updates" if deprecated else "mean",
             )
     return None

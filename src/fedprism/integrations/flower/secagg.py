@@ -34,7 +34,7 @@ def stage_of(message: Message) -> str | None:
 def masks_repeat() -> bool:
     """Whether two different seeds give the same mask: then there are fewer masks than the protocol counts on."""
     seed = bytes(range(32))
-    masks = [pseudo_rand_gen(own, 2**32, [(8,)])[0] for own in (seed, seed[4:] + seed[:4])]
+    masks = [pseudo_rand_gen(other, 2**32, [(8,)])[0] for other in (seed, seed[4:] + seed[:4])]
     return bool(np.array_equal(*masks))
 
 
@@ -72,8 +72,8 @@ class SecureRound:
             elif self.stage == Stage.COLLECT_MASKED_VECTORS:
                 self.masked[node] = reply
             elif self.stage == Stage.UNMASK:
-                for owner, share in zip(record[Key.NODE_ID_LIST], record[Key.SHARE_LIST], strict=True):
-                    self._shares.setdefault(owner, []).append(share)
+                for owner, secret in zip(record[Key.NODE_ID_LIST], record[Key.SHARE_LIST], strict=True):
+                    self._shares.setdefault(owner, []).append(secret)
 
     @property
     def over(self) -> bool:
@@ -84,8 +84,8 @@ class SecureRound:
         enough = all(len(self._shares.get(node, ())) >= self._settings[Key.THRESHOLD] for node in self.sampled)
         if not enough or not self.masked:
             return None
-        total = functools.reduce(lambda summed, own: _added(summed, own, 1), map(_vector, self.masked.values()))
-        shapes = [part.shape for part in total]
+        total = functools.reduce(lambda summed, vector: _added(summed, vector, 1), map(_vector, self.masked.values()))
+        shapes = [array.shape for array in total]
         modulus = self._settings[Key.MOD_RANGE]
         for node in self.sampled:
             secret = combine_shares(self._shares[node])
@@ -96,20 +96,20 @@ class SecureRound:
             for neighbour in (other for other, gone in self._dead.items() if node in gone):
                 key = generate_shared_key(bytes_to_private_key(secret), bytes_to_public_key(self._keys[neighbour]))
                 total = _added(total, pseudo_rand_gen(key, modulus, shapes), 1 if node > neighbour else -1)
-        weight, *quantized = [part % modulus for part in total]
+        weight, *quantized = [array % modulus for array in total]
         if not weight[0]:
             return None
         clipping, levels = self._settings[Key.CLIPPING_RANGE], self._settings[Key.TARGET_RANGE]
         summed = dequantize(quantized, clipping, levels)
         offset = -(len(self.masked) - 1) * clipping
-        return [np.asarray((part + offset) * (levels / float(weight[0]))) for part in summed]
+        return [np.asarray((array + offset) * (levels / float(weight[0]))) for array in summed]
 
 
 def _vector(reply: Message) -> Arrays:
     """A client's masked weight and, times that, its masked model."""
-    parts = reply.content.config_records[RECORD_KEY_CONFIGS][Key.MASKED_PARAMETERS]
-    return [np.asarray(bytes_to_ndarray(part), dtype=np.int64) for part in parts]
+    arrays = reply.content.config_records[RECORD_KEY_CONFIGS][Key.MASKED_PARAMETERS]
+    return [np.asarray(bytes_to_ndarray(array), dtype=np.int64) for array in arrays]
 
 
 def _added(total: Arrays, other: Arrays, sign: int) -> Arrays:
-    return [np.asarray(part + sign * own) for part, own in zip(total, other, strict=True)]
+    return [np.asarray(array + sign * addend) for array, addend in zip(total, other, strict=True)]

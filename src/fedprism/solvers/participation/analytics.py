@@ -10,7 +10,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .contradictions import check_agreement, disagreement
+from fedprism.solvers.participation.contradictions import check_agreement, disagreement
+
+FAR = 1e4
+"""What stands for a known entry among values that are rounded at one half."""
+MOST_NESTED = 512
+"""Windows beyond which differences of nested ones are not looked for: the pairs grow with the square."""
+USUAL_TILE = 10
+"""Rounds of a tile where no window says how long one is."""
 
 
 class Analytics(NamedTuple):
@@ -32,7 +39,7 @@ class Analytics(NamedTuple):
     tile_least: Tensor
     tile_most: Tensor
     rate: Tensor
-    """(users,): the share of rounds a user took part in, as far as counts tell."""
+    """(users,): the fraction of rounds a user took part in, as far as counts tell."""
 
     @property
     def rounds(self) -> int:
@@ -70,18 +77,14 @@ class Analytics(NamedTuple):
 
         In every tile the largest values become ones: those over one half, but no fewer and no more than counted.
         """
-        tiled = self.tiled(self.held(values), -torch.inf)
+        values = torch.where(self.fixed == 0, -FAR, torch.where(self.fixed == 1, FAR, values))
+        tiled = self.tiled(values, -torch.inf)
         order = tiled.sort(dim=-1, descending=True, stable=True).indices
         places = torch.arange(order.shape[-1], device=order.device).expand_as(order)
         ranks = torch.empty_like(order).scatter_(-1, order, places)
         wanted = (tiled > 0.5).sum(-1)
         wanted = torch.minimum(torch.maximum(wanted, self.tile_least), self.tile_most)
         return self.untiled(ranks < wanted[..., None])
-
-    def held(self, values: Tensor) -> Tensor:
-        """The values with known entries far on their side of one half."""
-        values = torch.where(self.fixed == 0, -1e4, values)
-        return torch.where(self.fixed == 1, 1e4, values)
 
     def satisfied(self, columns: Tensor) -> Tensor:
         """(users,): whether the columns (users, rounds) keep every count and every known entry."""
@@ -90,13 +93,7 @@ class Analytics(NamedTuple):
         return counted & ((self.fixed < 0) | (self.fixed == columns)).all(1)
 
 
-def read_analytics(
-    windows: Tensor,
-    counts: Tensor,
-    known: Tensor | None,
-    silent: Tensor,
-    tolerance: int,
-) -> Analytics:
+def read_analytics(windows: Tensor, counts: Tensor, known: Tensor | None, silent: Tensor, tolerance: int) -> Analytics:
     """Check what is known and bring it into one form. A contradiction is a ValueError that names user and window.
 
     windows (windows, rounds); counts (users, windows), NaN or -1 where unknown, each right up to `tolerance`;
@@ -117,17 +114,7 @@ def read_analytics(
             f"expected counts no larger than their windows, found user {user} counted {int(counts[user, window])} "
             f"times in window {window} of {int(lengths[window])} rounds; check the counts."
         )
-    fixed = torch.full((users, rounds), -1, dtype=torch.int64, device=device)
-    if known is not None:
-        given = known.T.to(device, torch.float64)
-        states = torch.tensor([-1, 0, 1]).to(given)
-        if given.shape != fixed.shape or not bool((torch.isnan(given) | torch.isin(given, states)).all()):
-            raise ValueError(
-                f"expected known participation (rounds, users) = ({rounds}, {users}) of 0, 1, -1 and NaN, "
-                f"found shape {tuple(known.shape)} or other values; check it."
-            )
-        fixed = torch.where(torch.isnan(given) | (given < 0), -1, given).to(torch.int64)
-    fixed = _silenced(windows, least, fixed, silent)
+    fixed = _silenced(windows, least, _known_entries(known, users, silent), silent)
     fixed = _propagated(windows, least, most, fixed)
     check_agreement(windows, least, most, fixed)
     windows, least, most = _with_differences(windows, least, most)
@@ -162,6 +149,20 @@ def _checked(windows: Tensor, counts: Tensor, rounds: int) -> tuple[Tensor, Tens
     return windows.to(torch.float64), counts
 
 
+def _known_entries(known: Tensor | None, users: int, silent: Tensor) -> Tensor:
+    """(users, rounds): 0 or 1 where `known` (rounds, users) says so, else -1."""
+    if known is None:
+        return torch.full((users, len(silent)), -1, dtype=torch.int64, device=silent.device)
+    entries = known.T.to(silent.device, torch.float64)
+    unknown = torch.isnan(entries) | (entries == -1)
+    if entries.shape != (users, len(silent)) or not bool((unknown | (entries == 0) | (entries == 1)).all()):
+        raise ValueError(
+            f"expected known participation (rounds, users) = ({len(silent)}, {users}) of 0, 1, -1 and NaN, "
+            f"found shape {tuple(known.shape)} or other values; check it."
+        )
+    return torch.where(unknown, -1, entries).to(torch.int64)
+
+
 def _silenced(windows: Tensor, least: Tensor, fixed: Tensor, silent: Tensor) -> Tensor:
     """What is fixed, with zeros in silent rounds where the user's counts allow for that."""
     quiet = torch.where(silent & (fixed < 0), 0, fixed)
@@ -171,17 +172,12 @@ def _silenced(windows: Tensor, least: Tensor, fixed: Tensor, silent: Tensor) -> 
 
 def _with_differences(windows: Tensor, least: Tensor, most: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The windows and what nested ones leave of each other: running totals become windows."""
-    seen = {tuple(row) for row in windows.bool().tolist()} if len(windows) <= 512 else set()
-    nested = (
-        []
-        if not seen
-        else [
-            (outer, inner)
-            for outer, inner in _nested_pairs(windows)
-            if tuple((windows[outer] - windows[inner]).bool().tolist()) not in seen
-        ]
-    )
-    for outer, inner in nested:
+    if not 0 < len(windows) <= MOST_NESTED:
+        return windows, least, most
+    present = {tuple(row) for row in windows.bool().tolist()}
+    for outer, inner in _nested_pairs(windows):
+        if tuple((windows[outer] - windows[inner]).bool().tolist()) in present:
+            continue
         windows = torch.cat([windows, (windows[outer] - windows[inner])[None]])
         least = torch.cat([least, (least[:, outer] - most[:, inner]).clamp(min=0)[:, None]], 1)
         length = int(windows[-1].sum())
@@ -232,7 +228,7 @@ def _tiling(windows: Tensor, least: Tensor, most: Tensor) -> tuple[Tensor, list[
             members.append(inside.nonzero()[:, 0])
             free &= ~inside
     if bool(free.any()):
-        members += torch.split(free.nonzero()[:, 0], max(map(len, members), default=10))
+        members += torch.split(free.nonzero()[:, 0], max(map(len, members), default=USUAL_TILE))
     longest = max(map(len, members))
     tiles = torch.full((len(members), longest), rounds, dtype=torch.int64, device=windows.device)
     for row, rows in zip(tiles, members, strict=True):
@@ -241,9 +237,9 @@ def _tiling(windows: Tensor, least: Tensor, most: Tensor) -> tuple[Tensor, list[
 
 
 def _rates(least: Tensor, most: Tensor, sizes: Tensor) -> Tensor:
-    """Each user's share of rounds: from the tiles it is counted in, or from all users where it is counted in none."""
+    """Each user's rate of participation: from the tiles it is counted in, or of all users where it is in none."""
     counted = most - least < sizes
-    seen = (counted * sizes).sum(1)
+    rounds = (counted * sizes).sum(1)
     total = (counted * (least + most) / 2).sum(1)
-    everyone = float(total.sum() / seen.sum()) if float(seen.sum()) > 0 else 0.5
-    return (total + everyone) / (seen + 1)
+    everyone = float(total.sum() / rounds.sum()) if float(rounds.sum()) > 0 else 0.5
+    return (total + everyone) / (rounds + 1)

@@ -11,13 +11,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .analytics import Analytics
-from .subspace import SignalSpace
+from fedprism.solvers.participation.analytics import Analytics
+from fedprism.solvers.participation.subspace import SignalSpace
 
+ITERATIONS = 1600
+"""Iterations of gradient descent after which no proof is expected any more."""
 FIRST_CHECK = 25
+"""Iterations before the first check of what is proved; later ones come at twice the iterations of the one before."""
+STEP = 0.5
+"""Step of the descent: two families of equations of norm one make a gradient of Lipschitz constant 2."""
 
 
-def separation(space: SignalSpace, known: Analytics, columns: Tensor, *, iterations: int = 1600) -> Tensor:
+def separation(space: SignalSpace, known: Analytics, columns: Tensor) -> Tensor:
     """For every column (users, rounds) a proved lower bound on |Sᵀ(q - p)| for all other columns q, or 0.
 
     The dual vector minimises a squared hinge loss, by accelerated gradient descent in single precision for all columns
@@ -35,11 +40,11 @@ def separation(space: SignalSpace, known: Analytics, columns: Tensor, *, iterati
     weights, counts = (sign * free) @ fast_basis, exact * ((sign * free) @ fast_sums.T)
     ahead_w, ahead_c, momentum = weights, counts, 1.0
     check = FIRST_CHECK
-    for iteration in range(1, iterations + 1):
+    for iteration in range(1, ITERATIONS + 1):
         reach = sign * (ahead_w @ fast_basis.T + ahead_c @ fast_sums)
         push = free * sign * (1 - reach).clamp(min=0)
-        next_w = ahead_w + 0.5 * push @ fast_basis
-        next_c = ahead_c + 0.5 * exact * (push @ fast_sums.T)
+        next_w = ahead_w + STEP * push @ fast_basis
+        next_c = ahead_c + STEP * exact * (push @ fast_sums.T)
         following = (1 + (1 + 4 * momentum**2) ** 0.5) / 2
         pull = (momentum - 1) / following
         ahead_w, ahead_c = next_w + pull * (next_w - weights), next_c + pull * (next_c - counts)

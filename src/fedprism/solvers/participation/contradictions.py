@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 from torch import Tensor
+
+from fedprism.solvers.participation.integer_program import Floats
 
 INFEASIBLE = 2
 """What `scipy.optimize.milp` calls a program that is proved to have no solution."""
@@ -50,13 +51,7 @@ def disagreement(user: int, window: int, least: int, most: int) -> str:
     )
 
 
-def _possible(
-    matrix: NDArray[np.float64],
-    lower: NDArray[np.float64],
-    upper: NDArray[np.float64],
-    fewest: NDArray[np.float64],
-    largest: NDArray[np.float64],
-) -> bool:
+def _possible(matrix: Floats, lower: Floats, upper: Floats, fewest: Floats, largest: Floats) -> bool:
     """Whether whole numbers between `fewest` and `largest` have sums over the windows between `lower` and `upper`."""
     answer = milp(
         np.zeros(matrix.shape[1]),

@@ -9,11 +9,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .sums import doubled_blocks
+from fedprism.solvers.participation.sums import doubled_blocks
 
 INDEPENDENT = 1e-10
-"""Smallest eigenvalue of the normal equations, relative to the largest, that is more than rounding error."""
+"""Eigenvalue of the normal equations, relative to the largest, up to which it is rounding error."""
 WELL_CONDITIONED = 1e3
+"""Condition number of the matrix up to which noise is hardly amplified."""
+DETERMINED = 1e-6
+"""Fraction of a user's unit vector that rounding error may leave outside the rows of the matrix."""
 
 
 class IdentifiabilityStatus(StrEnum):
@@ -47,10 +50,10 @@ def disaggregate(aggregates: Any, matrix: Any) -> Tensor:
     device = aggregates.device if isinstance(aggregates, Tensor) else torch.device("cpu")
     solver = _solver(torch.as_tensor(matrix).to(device, torch.float64))
     blocks = _checked_blocks(aggregates, device, solver.inverse.shape[1])
-    parts = [(solver.inverse @ block).to(dtype) for block, dtype in blocks]
-    if not parts:
+    updates = [(solver.inverse @ block).to(dtype) for block, dtype in blocks]
+    if not updates:
         raise ValueError("expected sums (rounds, parameters), found no parameters; give at least one column.")
-    return torch.cat(parts, 1)
+    return torch.cat(updates, 1)
 
 
 def identifiable_users(matrix: Any, *, aggregates: Any = None) -> Identifiability:
@@ -109,6 +112,6 @@ def _solver(matrix: Tensor) -> _Solver:
     values, vectors = values[kept], vectors[:, kept]
     inverse = vectors / values @ vectors.T @ matrix.T
     # A user is determined where the rounds can express it alone: its unit vector lies in the row space.
-    determined = vectors.square().sum(1) > 1 - 1e-6
+    determined = vectors.square().sum(1) > 1 - DETERMINED
     condition = float((values.max() / values.min()).sqrt()) if len(values) else float("inf")
     return _Solver(inverse, determined, len(values), condition)

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .analytics import Analytics
-from .subspace import SignalSpace
+from fedprism.solvers.participation.analytics import Analytics
+from fedprism.solvers.participation.subspace import SignalSpace
 
 ROUNDING = 1e-6
 """Residual a round that rounding in the solvers themselves may leave in a right column."""
@@ -21,7 +21,11 @@ CLEARLY = 30.0
 """By how much every exchange must raise the squared residual, in variances of one equation: the log-likelihood then
 falls by half of that, enough for thousands of possible exchanges."""
 AT_ONCE = 1 << 24
-"""Pairs of rounds that are looked at together."""
+"""Pairs of rounds that are looked at together: 128 MiB."""
+MOST_EXCHANGES = 100
+"""Exchanges after which a column is as polished as it gets."""
+WORTHWHILE = 1e-9
+"""Decrease of the squared residual that is more than rounding error."""
 
 
 class Exchange(NamedTuple):
@@ -74,11 +78,11 @@ class Evidence:
     def best_exchange(self, columns: Tensor, known: Analytics) -> Exchange:
         tiles, length = known.tiles.shape
         size = max(1, AT_ONCE // (tiles * length**2))
-        parts = [
+        exchanges = [
             self._best_exchange(columns[rows], known.of(rows))
             for rows in torch.split(torch.arange(len(columns), device=columns.device), size)
         ]
-        return Exchange(torch.cat([part.change for part in parts]), torch.cat([part.columns for part in parts]))
+        return Exchange(torch.cat([e.change for e in exchanges]), torch.cat([e.columns for e in exchanges]))
 
     def _best_exchange(self, columns: Tensor, known: Analytics) -> Exchange:
         users, rounds = columns.shape
@@ -88,9 +92,9 @@ class Evidence:
         leaving = torch.where(columns & free, itself - 2 * pull, torch.inf)
         joining = torch.where(~columns & free, itself + 2 * pull, torch.inf)
         padded = torch.nn.functional.pad(self._gram, (0, 1, 0, 1))
-        shared = padded[known.tiles[:, :, None], known.tiles[:, None, :]]
+        overlap = padded[known.tiles[:, :, None], known.tiles[:, None, :]]
         change = known.tiled(leaving, torch.inf)[..., :, None] + known.tiled(joining, torch.inf)[..., None, :]
-        change = (change - 2 * shared).flatten(1)
+        change = (change - 2 * overlap).flatten(1)
         best, place = change.min(1)
         length = known.tiles.shape[1]
         tile, pair = place // length**2, place % length**2
@@ -120,13 +124,13 @@ class Evidence:
         flipped.scatter_(1, place[:, None], ~columns.gather(1, place[:, None]))
         return Exchange(torch.minimum(best, exchange.change), torch.where(better[:, None], flipped, exchange.columns))
 
-    def polished(self, columns: Tensor, known: Analytics, *, steps: int = 100) -> Tensor:
+    def polished(self, columns: Tensor, known: Analytics) -> Tensor:
         """The columns after the best exchanges, one after the other, as long as they lower the residual."""
         columns = columns.clone()
         moving = torch.arange(len(columns), device=columns.device)
-        for _ in range(steps):
+        for _ in range(MOST_EXCHANGES):
             exchange = self.best_exchange(columns[moving], known.of(moving))
-            lower = exchange.change < -1e-9
+            lower = exchange.change < -WORTHWHILE
             moving = moving[lower]
             if not len(moving):
                 break

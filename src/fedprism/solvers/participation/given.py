@@ -80,11 +80,11 @@ def _with_empty_rounds(known: Tensor | None, cohort_sizes: Tensor, shape: tuple[
         known = cohort_sizes.new_full(shape, -1)
     if known.shape != shape:
         return known  # what is wrong with it is said where it is read
-    there = (known == 1).sum(1)
-    if bool((there > cohort_sizes).any()):
-        broken = int((there > cohort_sizes).nonzero()[0])
+    present = (known == 1).sum(1)
+    if bool((present > cohort_sizes).any()):
+        broken = int((present > cohort_sizes).nonzero()[0])
         raise ValueError(
-            f"expected no more users known to have taken part than the cohort holds, found {int(there[broken])} of "
+            f"expected no more users known to have taken part than the cohort holds, found {int(present[broken])} of "
             f"{int(cohort_sizes[broken])} in round {broken}; correct either."
         )
     return torch.where(empty[:, None], 0.0, known) if bool(empty.any()) else known

@@ -13,15 +13,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import highspy
 import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
+
+from fedprism.runtime.executors import Executor, Failure
 
 Floats: TypeAlias = NDArray[np.float64]
 Integers: TypeAlias = NDArray[np.signedinteger[Any]]
@@ -48,11 +50,6 @@ class ColumnSolution(NamedTuple):
     outcome: ColumnOutcome
     detail: str = ""
     """Why it failed."""
-
-    @property
-    def infeasible(self) -> bool:
-        """Whether there is proved to be no solution."""
-        return self.outcome is ColumnOutcome.INFEASIBLE
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -92,46 +89,12 @@ class ColumnProgram:
         )
 
 
-class Executor(Protocol):
-    """Whatever runs tasks: yields (index of the task, its result or a failure with a `reason`) as they are done."""
-
-    def run(self, function: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[tuple[int, Any]]: ...
-
-
-def solved_columns(
-    programs: Iterable[ColumnProgram], executor: Executor | None = None
-) -> Iterator[tuple[int, ColumnSolution]]:
-    """Solutions with the indices of their programs, as they are found: for callers that may be interrupted."""
-    for index, outcome in (executor or _InProcess()).run(solve_column, programs):
-        if isinstance(outcome, ColumnSolution):
-            yield index, outcome
-        else:
-            yield index, ColumnSolution(None, ColumnOutcome.FAILED, str(getattr(outcome, "reason", outcome)))
-
-
-class _InProcess:
-    def run(self, function: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-        for index, task in enumerate(tasks):
-            try:
-                yield index, function(task)
-            except Exception as error:
-                yield index, f"{type(error).__name__}: {error}"
-
-
-def alternatives(program: ColumnProgram, column: Bools, limit: int, time_limit: float) -> tuple[list[Bools], bool]:
-    """Up to `limit` other solutions than `column`, and whether there are proved to be no more."""
-    deadline = time.monotonic() + time_limit
-    others: list[Bools] = []
-    while True:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            return others, False
-        solution = solve_column(replace(program.without(column, *others), objective="any", time_limit=left))
-        if solution.outcome is not ColumnOutcome.FOUND or solution.column is None:
-            return others, solution.infeasible
-        if len(others) == limit:
-            return others, False
-        others.append(solution.column)
+def solved_columns(programs: Iterable[ColumnProgram], executor: Executor) -> Iterator[tuple[int, ColumnSolution]]:
+    """Solutions with the indices of their programs, in order of completion."""
+    for index, outcome in executor.run(solve_column, programs):
+        if isinstance(outcome, Failure):
+            outcome = ColumnSolution(None, ColumnOutcome.FAILED, outcome.reason)
+        yield index, outcome
 
 
 def solve_column(program: ColumnProgram) -> ColumnSolution:
@@ -240,9 +203,11 @@ def _model(program: ColumnProgram, decided: Integers) -> Any:
         nothing = np.full(bounds, math.inf)
         rows.append((scipy.sparse.hstack([equations, -one_each]), -nothing, -offset))
         rows.append((scipy.sparse.hstack([equations, one_each]), -offset, nothing))
-    members, told = program.sums[:, free], program.sums @ ones
+    members, decided_sums = program.sums[:, free], program.sums @ ones
     open_sums = np.any(members != 0, axis=1) & (np.isfinite(program.lower) | np.isfinite(program.upper))
-    rows.append((members[open_sums], (program.lower - told)[open_sums], (program.upper - told)[open_sums]))
+    rows.append(
+        (members[open_sums], (program.lower - decided_sums)[open_sums], (program.upper - decided_sums)[open_sums])
+    )
     # Only columns that agree with what is decided can come up again.
     excluded = program.excluded[np.all(program.excluded[:, ~free] == ones[~free], axis=1)][:, free]
     sizes = excluded.sum(1).astype(float)

@@ -12,14 +12,14 @@ algorithms and solving subset sum problems", 1994 (BKZ). Nothing is proved here,
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .integer_program import Bools, ColumnProgram, Floats, Integers, decide
+from fedprism.solvers.participation.integer_program import Bools, ColumnProgram, Floats, Integers, decide
 
 FINEST = 2.0**-40
 """Equations are divided by this before they are rounded to whole numbers, or by their tolerance where it is larger."""
@@ -30,6 +30,7 @@ FLAG = UNIT // 2
 FORCING = UNIT * 2**12
 """Weight of what must be zero: counts and known rounds."""
 BLOCK_SIZES = (10, 20, 30)
+"""Rising block sizes of BKZ: the next is only tried where the one before did not lay the column open."""
 LOOPS = 8
 """Tours of the basis for each block size."""
 SPURIOUS = 0.01
@@ -43,44 +44,26 @@ class LatticeUnavailable(ImportError):
     """The optional package for lattice reduction is not installed."""
 
 
-class LatticeColumns(NamedTuple):
-    columns: Bools
-    """(programs, rounds); nothing where not found"""
-    found: Bools
-    """(programs,)"""
-
-
-def recover_by_lattice(
-    programs: Sequence[ColumnProgram],
-    *,
-    time_limit: float = 60.0,
-    progress: Callable[[int, int], None] | None = None,
-) -> LatticeColumns:
-    """Solve programs that share their complement; what is found fulfils its program, but may not be the only solution.
+def recover_by_lattice(programs: Sequence[ColumnProgram], *, time_limit: float = 60.0) -> list[Bools | None]:
+    """A solution of each program, or None. They share their complement; other columns may fulfil them as well.
 
     Single reductions are not interrupted: the time limit counts between them. Meant for up to about 250 rounds.
     Counts that are not exact, and missing ones, take no part in the search.
     """
     reduction = _Reduction()
     deadline = time.monotonic() + time_limit
-    rounds = len(programs[0].complement) if programs else 0
-    answer = LatticeColumns(np.zeros((len(programs), rounds), bool), np.zeros(len(programs), bool))
+    columns: list[Bools | None] = [None] * len(programs)
     if not programs or not programs[0].complement.shape[1]:
-        return answer
-    shared = np.zeros((0, rounds), dtype=np.int64)
+        return columns
+    shared = np.zeros((0, len(programs[0].complement)), dtype=np.int64)
     with suppress(*BREAKDOWNS):
         shared = _solutions(reduction, programs[0].complement, max(program.tolerance for program in programs))
     for index, program in enumerate(programs):
         if time.monotonic() > deadline:
             break
-        column: Bools | None = None
         with suppress(*BREAKDOWNS):
-            column = _search(reduction, program, shared)
-        if column is not None:
-            answer.columns[index], answer.found[index] = column, True
-        if progress is not None:
-            progress(index + 1, len(programs))
-    return answer
+            columns[index] = _search(reduction, program, shared)
+    return columns
 
 
 def _solutions(reduction: _Reduction, complement: Floats, tolerance: float) -> Integers:
@@ -142,13 +125,13 @@ def _embed(
 
 
 def _expected(program: ColumnProgram, decided: Integers) -> Integers:
-    """Each round's share of its window's count, in units; zero where no count is known."""
-    share = np.zeros(len(decided))
+    """Each round's expected value from its window's count, in units; zero where no count is known."""
+    expected = np.zeros(len(decided))
     for window, least, most in zip(program.sums > 0, program.lower, program.upper, strict=True):
         free = window & (decided < 0)
         if least == most and free.any():
-            share[free] = (least - np.sum(decided[window] == 1)) / free.sum()
-    return np.rint(UNIT * share).astype(np.int64)
+            expected[free] = (least - np.sum(decided[window] == 1)) / free.sum()
+    return np.rint(UNIT * expected).astype(np.int64)
 
 
 class _Reduction:

@@ -15,12 +15,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .analytics import read_analytics
-from .answers import Participation, ParticipationStatus
-from .given import read_given
-from .integer_program import Executor
-from .search import Progress, Search
-from .subspace import signal_space
+from fedprism.runtime.executors import Executor
+from fedprism.runtime.progress import Listener
+from fedprism.solvers.participation.analytics import read_analytics
+from fedprism.solvers.participation.answers import Participation, ParticipationStatus
+from fedprism.solvers.participation.columns import Columns
+from fedprism.solvers.participation.exact_search import ExactSearch
+from fedprism.solvers.participation.given import read_given
+from fedprism.solvers.participation.proofs import compare_users, list_alternatives, prove
+from fedprism.solvers.participation.quick_search import search_quickly, search_with_cohorts
+from fedprism.solvers.participation.subspace import SignalSpace, signal_space
 
 
 def recover_participation(
@@ -37,7 +41,7 @@ def recover_participation(
     certify: bool = True,
     time_limit: float = 60.0,
     executor: Executor | None = None,
-    progress: Progress | None = None,
+    progress: Listener | None = None,
     seed: int = 0,
 ) -> Participation:
     """Every user's column of the participation matrix, from sums of updates that do not change between rounds.
@@ -74,13 +78,32 @@ def recover_participation(
     )
     silent = space.silent if sizes is None else torch.zeros_like(space.silent)  # empty rounds are among what is known
     analytics = read_analytics(given.windows, given.counts, given.known, silent, count_tolerance)
-    search = Search(space, analytics, executor, progress)
-    hopeless = search.hopeless(users)
+    columns = Columns(space, analytics)
+    hopeless = _hopeless(space, expected)
     if hopeless is None:
         everyone = expected == len(given.counts) and space.rank <= expected
+        listener = progress or (lambda done, total: None)
         try:
-            search.run(time_limit, cohort_sizes=sizes if everyone else None, certify=certify)
+            reachable = analytics
+            search_quickly(columns, reachable, listener)
+            if sizes is not None and everyone:
+                reachable = search_with_cohorts(columns, reachable, sizes, listener)
+            exact = ExactSearch(columns, executor, listener, time_limit)
+            exact.solve_missing(reachable)
+            exact.tell_twins_apart(reachable)
+            compare_users(columns)
+            if certify:
+                prove(columns, exact)
+                list_alternatives(columns, exact)
         except KeyboardInterrupt:
-            search.known = analytics
-            search.compare_users()
-    return search.answer(hopeless or (None if space.clear or users is not None else ParticipationStatus.ASSUMED_RANK))
+            compare_users(columns)
+    return columns.answer(hopeless or (None if space.clear or users is not None else ParticipationStatus.ASSUMED_RANK))
+
+
+def _hopeless(space: SignalSpace, users: int) -> ParticipationStatus | None:
+    """Why the sums cannot tell anything, if so."""
+    if space.sensing.shape[1] < 1:
+        return ParticipationStatus.NO_REDUNDANCY
+    if space.rank >= space.parameters and space.rank < users:
+        return ParticipationStatus.TOO_FEW_PARAMETERS
+    return None

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..mixture import ROUNDING, effective_rank
-from .sums import Sums
+from fedprism.solvers.participation.sums import Sums
+from fedprism.solvers.separation.mixture import ROUNDING, effective_rank
 
 MARGIN = 64
 """Columns of the sketch beyond a quarter more than the expected rank."""
@@ -21,12 +21,20 @@ QUIET = 1e-3
 one round for another in a column changes it by about one."""
 HALF_THE_DIGITS = 3e-8
 """Singular values that come from a Gram matrix are rounded to this, relative to the largest."""
-REWEIGHTINGS, REFINEMENTS = 6, 2
-"""How often rounds' and parameters' noise is estimated anew."""
+REWEIGHTINGS = 6
+"""How often the rounds' noise is estimated anew, where cohorts are unknown."""
+REFINEMENTS = 2
+"""How often the parameters' noise is estimated anew."""
 LEAST_ROUND_NOISE = 0.2
-"""No round's noise is taken to be less than this share of the median."""
+"""Lower bound on a round's noise, as a fraction of the median."""
 LEAST_NOISE = 0.05
-"""No parameter's noise is taken to be less than this share of the mean."""
+"""Lower bound on a parameter's noise, as a fraction of the mean."""
+NOTHING_LEFT = 1e-12
+"""Energy outside the signal, as a fraction of all, that is rounding error and says nothing of the rounds' noise."""
+LEAST_LEVERAGE = 1e-3
+"""Lower bound on how much of a round lies outside the signal, for a noise estimate that divides by it."""
+TINY = 1e-300
+"""Added to what may be zero before it is divided by."""
 
 
 class SignalSpace(NamedTuple):
@@ -67,10 +75,12 @@ def signal_space(
     factors (rounds,): what turns what was aggregated into sums.
     """
     width = expected_rank + expected_rank // 4 + MARGIN
-    sums = Sums(aggregates, device, factors=factors, width=width, seed=seed)
+    sums = Sums(aggregates, device, width=width, seed=seed)
     for sizes in (factors, cohort_sizes):
         if sizes is not None:
             _check_empty_rounds(sums, sizes)
+    if factors is not None:
+        sums.rescale(factors)
     live = sums.lengths > 0  # a round of nobody has no noise either, and would spoil its statistics
     space = _from_sketch(sums, live)
     if space is None or not space.quiet:
@@ -137,8 +147,8 @@ def _from_gram(sums: Sums, live: Tensor, expected_rank: int, cohort_sizes: Tenso
     """
     space = _weighted_rounds(sums.gram(), sums, live, expected_rank, cohort_sizes)
     for _ in range(0 if sums.once or not space.sensing.shape[1] else REFINEMENTS):
-        noise = sums.seen_through(_padded(space.sensing, live))
-        weights = (noise + LEAST_NOISE * noise.mean() + 1e-300).rsqrt()
+        noise = sums.filtered(_padded(space.sensing, live))
+        weights = (noise + LEAST_NOISE * noise.mean() + TINY).rsqrt()
         gram = sums.gram(weights / weights.mean())
         space = _weighted_rounds(gram, sums, live, expected_rank, cohort_sizes)
     return space
@@ -163,11 +173,11 @@ def _weighted_rounds(
         energies, basis = torch.linalg.eigh(whitened)
         energies, basis = energies.flip(0).clamp(min=0), basis.flip(1)
         values = energies[: sums.parameters].sqrt()  # beyond that they are zero, which is no gap
-        found, clear = _rank(values, rounds, sums.parameters, sums.dtype)
-        rank = found if clear else min(expected_rank, rounds, sums.parameters)
+        rank, clear = _rank(values, rounds, sums.parameters, sums.dtype)
+        rank = rank if clear else min(expected_rank, rounds, sums.parameters)
         rest = basis[:, rank:]
-        if remaining and float(energies[rank:].sum()) > 1e-12 * float(energies.sum()):
-            leverage = rest.square().sum(1).clamp(min=1e-3)
+        if remaining and float(energies[rank:].sum()) > NOTHING_LEFT * float(energies.sum()):
+            leverage = rest.square().sum(1).clamp(min=LEAST_LEVERAGE)
             variance = (rest * (whitened @ rest)).sum(1) / leverage / weights.square()
             # A round taken for all signal would get ever more weight: none may be far quieter than the others.
             weights = variance.clamp(min=LEAST_ROUND_NOISE * float(variance.median())).rsqrt()
@@ -214,7 +224,7 @@ def _space(
     variance = left_out / equations / max(1, width - rank)
     shifted = energies - variance * (width + equations)
     clean = (shifted + (shifted.square() - 4 * variance**2 * width * equations).clamp(min=0).sqrt()) / 2
-    clean = clean.clamp(min=variance * (width * equations) ** 0.5 + 1e-300)
+    clean = clean.clamp(min=variance * (width * equations) ** 0.5 + TINY)
     spread = signal * (variance * (clean + variance * width)).sqrt() / clean
     if weights is not None:
         complement, spread = weights[:, None] * complement, weights[:, None] * spread

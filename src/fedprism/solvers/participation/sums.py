@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 BLOCK = 1 << 24
-"""Numbers that are held in double precision at a time."""
-
+"""Numbers that are held in double precision at a time: 128 MiB."""
 SILENCE = 1e-6
 """Length of a sum, relative to the longest, up to which nothing may be in it but what masks leave when they cancel."""
 
@@ -24,7 +23,7 @@ class Sums:
     only; where the sums can be read but once, it comes along with the sketch.
     """
 
-    def __init__(self, aggregates: Any, device: torch.device, *, factors: Tensor | None, width: int, seed: int) -> None:
+    def __init__(self, aggregates: Any, device: torch.device, *, width: int, seed: int) -> None:
         self._aggregates, self._device = aggregates, device
         self._gram: Tensor | None = None
         self.parameters = 0
@@ -43,23 +42,21 @@ class Sums:
                 self._gram += block @ block.T
             self._add(sketch, block, rng)
         if sketch is None or not len(sketch):
-            missing = "rounds" if sketch is not None else "parameters"
+            missing = "parameters" if sketch is None else "rounds"
             raise ValueError(f"expected sums (rounds, parameters), found no {missing}; give at least one of each.")
         if not bool(torch.isfinite(energies).all()):
             broken = int((~torch.isfinite(energies)).nonzero()[0])
             raise ValueError(
                 f"expected finite sums, found NaN or infinity in round {broken}; leave it out or record it again."
             )
-        if factors is None:
-            factors = torch.ones_like(energies)
-        elif factors.shape != energies.shape:
-            raise ValueError(
-                f"expected one cohort size or number of examples a round, found {len(factors)} for {len(energies)} "
-                "rounds; give as many."
-            )
-        self._factors = factors[:, None]
-        self.sketch, self.lengths = sketch * self._factors, energies.sqrt() * factors
+        self._factors = torch.ones_like(energies)[:, None]
+        self.sketch, self.lengths = sketch, energies.sqrt()
         self.heard = energies > SILENCE**2 * energies.max()
+
+    def rescale(self, factors: Tensor) -> None:
+        """Multiply each round by its factor (rounds,)."""
+        self._factors = factors[:, None]
+        self.sketch, self.lengths = self.sketch * self._factors, self.lengths * factors
 
     def _add(self, sketch: Tensor, block: Tensor, rng: torch.Generator) -> None:
         width, size = sketch.shape[1], block.shape[1]
@@ -83,7 +80,7 @@ class Sums:
                 gram += weighted @ weighted.T
         return gram * self._factors * self._factors.T
 
-    def seen_through(self, equations: Tensor) -> Tensor:
+    def filtered(self, equations: Tensor) -> Tensor:
         """(parameters,): mean square of each parameter's sums (rounds,) under equations (rounds, equations)."""
         scaled = equations * self._factors
         return torch.cat([(scaled.T @ block).square().mean(0) for block, _ in self._again()])
@@ -111,12 +108,12 @@ def doubled_blocks(aggregates: Any, device: torch.device) -> Iterator[tuple[Tens
         rounds = len(piece)
         width = max(1, BLOCK // max(1, rounds))
         for start in range(0, piece.shape[1], width):
-            part = piece[:, start : start + width]
-            block = part.detach() if isinstance(part, Tensor) else _tensor(part)
+            columns = piece[:, start : start + width]
+            block = columns.detach() if isinstance(columns, Tensor) else _tensor(columns)
             dtype = block.dtype if block.dtype.is_floating_point else torch.float64
             yield block.to(device, torch.float64), dtype
 
 
-def _tensor(part: np.ndarray[Any, Any]) -> Tensor:
+def _tensor(array: np.ndarray[Any, Any]) -> Tensor:
     """A block of an array or of a memory map, which is read here, whatever machine wrote it."""
-    return torch.tensor(part.astype(part.dtype.newbyteorder("="), copy=False))
+    return torch.tensor(array.astype(array.dtype.newbyteorder("="), copy=False))

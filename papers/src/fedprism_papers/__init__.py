@@ -1,0 +1,60 @@
+"""Tables of papers, run again: `fedprism reproduce cpa-table-1`. One folder per paper; nothing is downloaded."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+
+from fedprism_papers.shared.base import Outcome, Recipe, Row, Settings
+from fedprism_papers.shared.report import carry_out, notes, table
+
+__all__ = ["RECIPES", "Outcome", "Recipe", "Row", "Settings", "carry_out", "notes", "table"]
+
+MODULES = {  # where a module has several recipes, `:` and the name of this one
+    "cpa-table-1": "cocktail_party.table_1",
+    "cpa-table-2": "cocktail_party.tables_2_and_5:TABLE_2",
+    "cpa-table-3": "cocktail_party.table_3",
+    "cpa-table-4": "cocktail_party.table_4",
+    "cpa-table-5": "cocktail_party.tables_2_and_5:TABLE_5",
+    "cpa-fig-7": "cocktail_party.fig_7",
+    "cpa-defenses": "cocktail_party.defenses",
+    "disaggregation-fig-2": "disaggregation.figures_2_to_5:FIG_2",
+    "disaggregation-fig-3": "disaggregation.figures_2_to_5:FIG_3",
+    "disaggregation-fig-4": "disaggregation.figures_2_to_5:FIG_4",
+    "disaggregation-fig-5": "disaggregation.figures_2_to_5:FIG_5",
+    "disaggregation-fig-6": "disaggregation.fig_6",
+    "disaggregation-fig-9": "disaggregation.fig_9",
+    "disaggregation-table-1": "disaggregation.table_1",
+    "disaggregation-table-2": "disaggregation.table_2",
+    "disaggregation-table-3": "disaggregation.table_3",
+    "disaggregation-defenses": "disaggregation.defenses",
+    "gradattack-adaptive": "gradattack.adaptive",
+    "gradattack-fig-1": "gradattack.fig_1",
+    "gradattack-fig-2": "gradattack.fig_2",
+    "gradattack-labels": "gradattack.labels",
+    "gradattack-table-2": "gradattack.table_2",
+    "mixing": "mixing_gradients.mixing",
+    "mixing-direct": "mixing_gradients.direct",
+    "mkor-table-2": "mkor.table_2",
+    "mkor-table-3": "mkor.tables_3_and_4:TABLE_3",
+    "mkor-table-4": "mkor.tables_3_and_4:TABLE_4",
+    "mkor-limits": "mkor.limits",
+}
+
+
+class _Recipes(Mapping[str, Recipe]):
+    """Every recipe by its name; the module of one is imported when that one is asked for."""
+
+    def __getitem__(self, name: str) -> Recipe:
+        module, _, attribute = MODULES[name].partition(":")
+        recipe: Recipe = getattr(importlib.import_module(f"fedprism_papers.{module}"), attribute or "RECIPE")
+        return recipe
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(MODULES)
+
+    def __len__(self) -> int:
+        return len(MODULES)
+
+
+RECIPES: Mapping[str, Recipe] = _Recipes()

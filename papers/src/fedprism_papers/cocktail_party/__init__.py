@@ -1,0 +1,1 @@
+"""Cocktail Party Attack (Kariyappa et al., 2023)."""

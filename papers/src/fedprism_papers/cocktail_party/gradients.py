@@ -1,0 +1,140 @@
+"""What the Cocktail Party Attack is run on: a victim's gradients or updates, with scores of features and images."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+import fedprism as fp
+from fedprism.attacks import Attack, CocktailParty
+from fedprism.client.update import Protocol
+from fedprism.defenses import Defense
+from fedprism.randomness import generator
+from fedprism_papers.cocktail_party.rendering import Rendering
+from fedprism_papers.shared.base import Settings
+from fedprism_papers.shared.cells import Attacked, Measurement
+from fedprism_papers.shared.measuring import Scores, score_images
+from fedprism_papers.shared.victims import Victim
+
+COSINE, MEDIAN_COSINE, CLOSE = "cosine", "median cosine", "over 0.9"
+CLOSE_COSINE = 0.9
+"""Above it a feature vector counts as close."""
+COSINES = "cosines from 0 to 1"
+BINS = 20
+"""Of the histogram of cosines."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VictimBatches(Attacked):
+    """`batches` batches of `size` images of a victim, and what its clients do with them."""
+
+    victim: Victim
+    size: int
+    batches: int
+    protocol: Protocol = dataclasses.field(default_factory=fp.FedSGD)
+    defense: Defense = dataclasses.field(default_factory=fp.chain)
+
+    needs_lpips: ClassVar[bool] = True
+
+    def observe(self, attack: Attack | None, number: int, settings: Settings) -> tuple[fp.Observation, fp.Truth]:
+        """One client's answer, or the sum where one client cannot hold the batch."""
+        rng = generator(settings.seed, "batch", self.victim.name, self.size, number)
+        clients = self.victim.clients(self.victim.draw(self.size, rng))
+        scenario = fp.Scenario(
+            model=self.victim.model,
+            clients=clients,
+            protocol=self.protocol,
+            defense=self.defense,
+            normalization=self.victim.normalization,
+        )
+        threat = fp.threats.honest_but_curious if len(clients) == 1 else fp.threats.secure_aggregation
+        return fp.simulate(scenario, threat, seed=settings.seed + number, device=settings.device)
+
+    def score(self, attack: Attack, answer: fp.Reconstruction, truth: fp.Truth, settings: Settings) -> Scores:
+        return score_images(answer, truth, settings)
+
+    def measure(self, attack: Attack, observation: fp.Observation, truth: fp.Truth, settings: Settings) -> Measurement:
+        """Of a batch of which only some images are to be rendered, every method renders the same: the first ones.
+
+        Which these are an attacker does not know, and need not: it renders any, or all.
+        """
+        renders = attack if isinstance(attack, CocktailParty) and attack.images and not attack.matching else None
+        start = time.perf_counter()
+        separation = attack if renders is None else dataclasses.replace(renders, images=0)
+        answer = fp.run(separation, observation, seed=settings.seed, device=settings.device)
+        seconds = time.perf_counter() - start  # the result lies on the CPU: a GPU has been waited for
+        if answer.features is None:
+            return Measurement(self.score(attack, answer, truth, settings), seconds, str(answer.status))
+        cosines, owners = match_features(answer.features, self.victim.embed(truth.inputs, settings.device))
+        if renders is not None:
+            start = time.perf_counter()
+            chosen = sorted(range(len(owners)), key=lambda row: (owners[row] < 0, owners[row]))[: renders.images]
+            rendering = Rendering(
+                features=answer.features[chosen], inversion=renders.inversion, sized=renders.bias_scale
+            )
+            rendered = fp.run(rendering, observation, seed=settings.seed, device=settings.device)
+            answer = dataclasses.replace(answer, inputs=rendered.inputs)
+            owners = tuple(owners[row] for row in chosen)
+            seconds += time.perf_counter() - start
+        scores = self.score(attack, *_ordered_by_features(answer, truth, owners), settings)
+        values = {
+            COSINE: float(cosines.mean()),
+            MEDIAN_COSINE: float(cosines.median()),
+            CLOSE: float((cosines > CLOSE_COSINE).double().mean()),
+        }
+        with_features = Scores(values | scores.values, {"cosines": cosines, **scores.tensors})
+        return Measurement(with_features, seconds, str(answer.status))
+
+    def details(self, tensors: Sequence[Mapping[str, Tensor]]) -> dict[str, object]:
+        cosines = [batch["cosines"] for batch in tensors if "cosines" in batch]
+        return {COSINES: histogram(torch.cat(cosines)).tolist()} if cosines else {}
+
+
+def match_features(recovered: Tensor, truth: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """The cosine of each true embedding to the recovered one it is assigned, whatever its sign, and whose that is.
+
+    recovered (recovered, features), truth (samples, features). A sample that is left without a partner has cosine 0.
+    The second answer names, for each recovered row, its sample, or -1.
+    """
+    ours, theirs = (torch.nn.functional.normalize(x.double().flatten(1), dim=1) for x in (recovered, truth))
+    similarity = (ours @ theirs.T).abs()
+    rows, samples = linear_sum_assignment(similarity.numpy(), maximize=True)
+    cosines = torch.zeros(len(truth), dtype=torch.float64)
+    cosines[samples] = similarity[rows, samples]
+    owner = dict(zip(rows.tolist(), samples.tolist(), strict=True))
+    return cosines, tuple(owner.get(row, -1) for row in range(len(recovered)))
+
+
+def histogram(cosines: Tensor) -> Tensor:
+    """How many lie in each of equal steps from 0 to 1."""
+    return torch.histc(cosines.clamp(0, 1), bins=BINS, min=0.0, max=1.0).long()
+
+
+def _ordered_by_features(
+    answer: fp.Reconstruction, truth: fp.Truth, owners: tuple[int, ...]
+) -> tuple[fp.Reconstruction, fp.Truth]:
+    """The images, rendered from the first `owners` features, and the samples these belong to, in one order.
+
+    Sixteen images would find flattering partners among a thousand samples by their pixels; by their features each has
+    one.
+    """
+    if answer.inputs is None:
+        return answer, truth
+    pairs = sorted((owner, image) for image, owner in enumerate(owners[: len(answer.inputs)]) if owner >= 0)
+    samples, images = [sample for sample, _ in pairs], [image for _, image in pairs]
+    return (
+        dataclasses.replace(answer, inputs=answer.inputs[images], labels=None, ambiguity=answer.ambiguity - {"order"}),
+        dataclasses.replace(
+            truth,
+            inputs=truth.inputs[samples],
+            labels=truth.labels[samples],
+            owners=tuple(truth.owners[sample] for sample in samples) if truth.owners else truth.owners,
+        ),
+    )

@@ -1,0 +1,1 @@
+"""Gradient Disaggregation (Lam et al., 2021)."""

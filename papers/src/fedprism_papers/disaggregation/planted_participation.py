@@ -1,0 +1,177 @@
+"""Planted participation: random updates summed over random cohorts, and how much of the matrix comes back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedprism import solvers
+from fedprism.randomness import generator
+from fedprism.runtime import devices
+from fedprism.solvers.participation.integer_program import ColumnProgram, solve_column
+from fedprism.solvers.participation.subspace import signal_space
+from fedprism_papers.shared.base import Announce, Outcome, Row, Settings, curve
+
+CITATION = (
+    'Lam, Wei, Brooks, Reddi and Mitzenmacher, "Gradient Disaggregation: Breaking Privacy in Federated Learning by '
+    'Reconstructing the User Participant Matrix", ICML 2021'
+)
+EXACT, COLUMNS, ENTRIES = "trials exact", "columns right", "entries right"
+CERTIFIED, WRONG = "certified", "certified wrong"
+SURE, SURE_WRONG = "said", "said wrongly"
+USABLE = frozenset({solvers.UserStatus.SOLVED, solvers.UserStatus.CERTIFIED, solvers.UserStatus.GIVEN})
+"""What the solver says of a column that it calls found."""
+SAID = (
+    "said: columns that the solver itself calls found; said wrongly: the share of all users for whom that is not so. "
+    "No integer program and no lattice is used here."
+)
+TRIALS, QUICK_TRIALS = 30, 1
+TIME_LIMIT = 20.0
+"""Seconds a trial for lattices and integer programs, together."""
+
+PLANTED = (
+    "Planted: every user takes part in every round with the given probability and sends the same normal vector each "
+    "time; the server sees the sum of each round in single precision and each user's count in disjoint windows."
+)
+FIGURES_ONLY = (
+    "The paper shows curves without numbers; it solves one mixed-integer program a user, by Gurobi on 64 cores."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Federation:
+    """How many take part in what. `noise` is the standard deviation of what every user adds anew in every round."""
+
+    users: int
+    rounds: int
+    rate: float = 0.1
+    window: int = 10
+    parameters: int | None = None
+    noise: float = 0.0
+
+
+@dataclass(frozen=True)
+class Planted:
+    sums: Tensor
+    windows: Tensor
+    counts: Tensor
+    matrix: Tensor
+    updates: Tensor
+
+
+def disjoint_windows(rounds: int, length: int) -> Tensor:
+    """(windows, rounds): the first `length` rounds, the next, and so on; the last window may be shorter."""
+    numbers = torch.arange(rounds) // length
+    return (numbers == torch.arange(int(numbers[-1]) + 1)[:, None]).long()
+
+
+def plant(federation: Federation, rng: torch.Generator, device: torch.device) -> Planted:
+    users, rounds = federation.users, federation.rounds
+    parameters = federation.parameters or 2 * users
+    matrix = torch.rand(rounds, users, generator=rng) < federation.rate
+    updates = torch.randn(users, parameters, generator=rng).to(device)
+    sums = matrix.to(device, torch.float32) @ updates
+    if federation.noise:
+        each = federation.noise * matrix.sum(1, keepdim=True).sqrt()
+        sums += (each * torch.randn(rounds, parameters, generator=rng)).to(device)
+    windows = disjoint_windows(rounds, federation.window)
+    return Planted(sums, windows, (windows @ matrix.long()).T, matrix, updates)
+
+
+def measure(
+    federation: Federation, settings: Settings, announce: Announce, *, know_cohorts: bool = False, trials: int = TRIALS
+) -> Outcome:
+    """Recover as many planted federations as there are trials."""
+    device = devices.pick(settings.device)
+    trials = settings.batches or (QUICK_TRIALS if settings.quick else trials)
+    outcomes = list[Outcome]()
+    for trial in range(trials):
+        announce(f"{federation.users} users, {federation.rounds} rounds, trial {trial + 1} of {trials}")
+        planted = plant(federation, generator(settings.seed, "participation", federation, trial), device)
+        outcome = recover(
+            planted,
+            (EXACT, COLUMNS, ENTRIES, CERTIFIED, WRONG),
+            cohort_sizes=planted.matrix.sum(1) if know_cohorts else None,
+            time_limit=TIME_LIMIT,
+            seed=settings.seed,
+        )
+        outcomes.append(outcome)
+    return merged(outcomes)
+
+
+def recover(planted: Planted, metrics: Sequence[str], **options: Any) -> Outcome:
+    """What the solver makes of one federation. A trial is exact where every entry is right."""
+    start = _now(planted.sums.device)
+    found = solvers.recover_participation(
+        planted.sums, planted.windows, planted.counts, users=planted.matrix.shape[1], **options
+    )
+    seconds = _now(planted.sums.device) - start
+    right = found.matrix.cpu() == planted.matrix
+    columns, certified = right.all(0), found.certified.cpu()
+    sure = torch.tensor([status in USABLE for status in found.statuses])
+    values = {
+        EXACT: columns.all(),
+        COLUMNS: columns.float().mean(),
+        ENTRIES: right.float().mean(),
+        CERTIFIED: certified.float().mean(),
+        WRONG: (certified & ~columns).float().mean(),
+        SURE: sure.float().mean(),
+        SURE_WRONG: (sure & ~columns).float().mean(),
+    }
+    return Outcome(
+        values={metric: (float(values[metric]),) for metric in metrics},
+        seconds=(seconds,),
+        statuses=(found.status.value,),
+    )
+
+
+def merged(outcomes: Sequence[Outcome]) -> Outcome:
+    """Several trials as one entry of a table."""
+    return Outcome(
+        values={name: tuple(outcome.values[name][0] for outcome in outcomes) for name in outcomes[0].values},
+        seconds=tuple(outcome.seconds[0] for outcome in outcomes),
+        statuses=tuple(outcome.statuses[0] for outcome in outcomes),
+    )
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def program_seconds(planted: Planted, user: int, limit: float) -> float:
+    """Seconds for one user's integer program; the space of the sums, which all users share, is not counted."""
+    sums = planted.sums.cpu()
+    space = signal_space(
+        sums, expected_rank=planted.matrix.shape[1], factors=None, cohort_sizes=None, device=torch.device("cpu"), seed=0
+    )
+    counts = planted.counts[user].double().numpy()
+    program = ColumnProgram(
+        complement=space.sensing.numpy(),
+        tolerance=1e-5,
+        sums=planted.windows.double().numpy(),
+        lower=counts,
+        upper=counts,
+        fixed=torch.full((len(sums),), -1).numpy(),
+        excluded=torch.zeros(0, len(sums), dtype=torch.bool).numpy(),
+        time_limit=limit,
+    )
+    start = time.perf_counter()
+    solve_column(program)
+    return time.perf_counter() - start
+
+
+def curves(rows: Sequence[Row], name: str, along: str, method: str) -> dict[str, list[tuple[float, float]]]:
+    """The share of right columns along a column of the table, one curve for each value of another."""
+    points: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        points.setdefault(f"{name} {row.cell[name]}", []).extend(
+            curve([row], along, method, lambda entry: entry.mean(COLUMNS))
+        )
+    return points

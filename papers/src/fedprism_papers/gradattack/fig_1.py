@@ -1,0 +1,208 @@
+"""Figure 1: what batch-norm statistics are worth to the attacker, on a batch of small images and on one photograph.
+
+Each attacker looks for the weights of its priors (of total variation, and of the pull towards the statistics it has) in
+a rehearsal: it plays the client itself with images of its own, and keeps the weights with which it recovers those best.
+The published weights are tried first and are shown beside the chosen ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import nn
+
+import fedprism as fp
+from fedprism import utility
+from fedprism.attacks import GradientMatching, Labels, Pull, bn_exact, bn_infer, bn_proxy
+from fedprism.pixels import to_inputs
+from fedprism.solvers import TotalVariation
+from fedprism_papers.gradattack import inversion
+from fedprism_papers.shared import training, tuning
+from fedprism_papers.shared.base import Announce, Entry, Outcome, Recipe, Row, Settings
+from fedprism_papers.shared.measuring import LPIPS, PSNR
+from fedprism_papers.shared.tuning import Range, Tuning
+from fedprism_papers.shared.victims import IMAGENET
+
+SIZES, QUICK_SIZES = (16,), (4,)
+QUICK_ITERATIONS = 120
+TRIALS, QUICK_TRIALS = 12, 4
+REHEARSED = 5
+"""How many times fewer iterations a rehearsal has."""
+SIDE, CROPS, PHOTO_EPOCHS, PHOTO_BATCH = 224, 24, 4, 16
+PHOTOGRAPH, OWN_PHOTOGRAPH = 1, 2
+"""Numbers of the attacked photograph, a cat, and of the attacker's own, a cup of coffee."""
+
+KNOWLEDGE: dict[str, Callable[[], GradientMatching]] = {"exact": bn_exact, "infer": bn_infer, "proxy": bn_proxy}
+TV, BN = "alpha TV", "alpha BN"
+SPACE = {TV: Range(1e-3, 0.5), BN: Range(1e-4, 0.1)}
+PUBLISHED_WEIGHTS = {TV: 0.05, BN: 1e-3}
+PUBLISHED, CHOSEN = "published weights", "chosen weights"
+
+WHO = (
+    "exact: the guess keeps its own statistics, pulled towards those of the private batch, which are given. infer: "
+    "pulled towards the running ones. proxy: normalised by the running ones. Labels are given to all three."
+)
+SEARCH = (
+    f"{CHOSEN}: {TV} and {BN} by Optuna's TPE in a rehearsal, on images of the attacker's own that are not attacked; "
+    f"the published {PUBLISHED_WEIGHTS[TV]:g} and {PUBLISHED_WEIGHTS[BN]:g} are tried first. The attacked images play "
+    "no part in it."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """Whom the attacker is after (`images`, in batches of `size`), and what it rehearses with (`own`)."""
+
+    name: str
+    target: inversion.Target
+    images: fp.Batch
+    own: fp.Batch
+    others: fp.Batch
+    size: int
+    note: str
+
+
+def run(settings: Settings, announce: Announce) -> Iterator[Row]:
+    for make in (partial(low_resolution, inversion.data_of(settings)), photograph):
+        announce("training the attacked network")
+        for scene in make(settings):
+            for knowledge in KNOWLEDGE:
+                yield row(scene, knowledge, settings, announce)
+
+
+def low_resolution(data: inversion.Data, settings: Settings) -> list[Scene]:
+    """Batches of small images, of the first of each class; the attacker rehearses with test images."""
+    target = inversion.Target(model=inversion.attacked_network(data, settings), normalization=data.normalization)
+    scenes = []
+    for size in settings.sizes_or(SIZES, QUICK_SIZES):
+        count = size * settings.batches_or(1)
+        scenes.append(
+            Scene(
+                name=data.name,
+                target=target,
+                images=data.first(count),
+                own=data.test[:size],
+                others=data.test[size : size + count],
+                size=size,
+                note=(
+                    f"{data.name}: the network is trained for {data.attacked_epochs} epochs on {len(data.train):,} "
+                    "images."
+                ),
+            )
+        )
+    return scenes
+
+
+def photograph(settings: Settings) -> list[Scene]:
+    """One photograph as a whole; the network has learned to tell crops of eight photographs apart."""
+    side = inversion.QUICK_SIDE if settings.quick else SIDE
+    images = fp.data.load("photos", size=side, crops=CROPS)
+    everything = images.batch(torch.arange(len(images)))
+    everything = fp.Batch(to_inputs(everything.inputs, IMAGENET), everything.labels)
+    train = everything[images.classes :]  # but for the first of each class: the photographs as a whole
+    model = photograph_network(images.classes, settings)
+    schedule = utility.Schedule(epochs=PHOTO_EPOCHS, batch_size=PHOTO_BATCH, lr=0.01, augment=training.shifted)
+    model = utility.fit(model, train, None, schedule, seed=settings.seed, device=settings.device).cpu()
+    return [
+        Scene(
+            name=f"photograph of {side} px",
+            target=inversion.Target(model=model, normalization=IMAGENET),
+            images=everything[PHOTOGRAPH : PHOTOGRAPH + 1],
+            own=everything[OWN_PHOTOGRAPH : OWN_PHOTOGRAPH + 1],
+            others=everything[OWN_PHOTOGRAPH + 1 : OWN_PHOTOGRAPH + 2],
+            size=1,
+            note=(
+                f"{side} px: one of eight embedded photographs; the network is trained for {PHOTO_EPOCHS} "
+                f"epochs on {len(train):,} crops of them (the paper: an ImageNet photograph, and a network trained on "
+                "ImageNet)."
+            ),
+        )
+    ]
+
+
+def photograph_network(classes: int, settings: Settings) -> nn.Module:
+    if settings.quick:
+        return inversion.small_network(classes, settings.seed)
+    return fp.models.build("resnet18", classes=classes, seed=settings.seed)
+
+
+def row(scene: Scene, knowledge: str, settings: Settings, announce: Announce) -> Row:
+    """One attacker with this knowledge of batch norm: with the published weights and with those it chose."""
+    title = f"{scene.name}, batch norm {knowledge}"
+    announce(f"{title}: looking for weights")
+    chosen, entries = choose(scene, knowledge, settings).values, dict[str, Entry]()
+    for name, weights in {PUBLISHED: PUBLISHED_WEIGHTS, CHOSEN: chosen}.items():
+        announce(f"{title}: {name}")
+        method = attack(knowledge, weights, iterations(settings))
+        batches = inversion.in_batches(scene.images, scene.size)
+        answers = inversion.invert(method, scene.target, batches, threat(), settings)
+        entries[name] = outcome(scene, answers, settings, method)
+    strangers = outcome(scene, inversion.unattacked(scene.others.inputs, scene.size), settings)
+    return Row(
+        cell={"images": scene.name, "n": scene.size, "batch norm": knowledge},
+        entries={**entries, TV: chosen[TV], BN: chosen.get(BN), inversion.STRANGERS: strangers},
+        notes=(scene.note, effort(settings)),
+    )
+
+
+def choose(scene: Scene, knowledge: str, settings: Settings) -> Tuning:
+    """The weights with which this attacker best recovers images of its own."""
+    wanted = {TV} if KNOWLEDGE[knowledge]().batchnorm.pull is Pull.NONE else {TV, BN}
+    return tuning.tune(
+        lambda weights: attack(knowledge, weights, rehearsed(settings)),
+        {name: SPACE[name] for name in SPACE if name in wanted},
+        scene.target.scenario(scene.own),
+        threat(),
+        first={name: PUBLISHED_WEIGHTS[name] for name in wanted},
+        trials=QUICK_TRIALS if settings.quick else TRIALS,
+        seed=settings.seed,
+        device=settings.device,
+    )
+
+
+def attack(knowledge: str, weights: Mapping[str, float], steps: int) -> GradientMatching:
+    preset = KNOWLEDGE[knowledge]()
+    batchnorm = replace(preset.batchnorm, pull_weight=weights.get(BN, preset.batchnorm.pull_weight))
+    priors = (TotalVariation(weights[TV]),)
+    return replace(
+        preset, labels=Labels.KNOWN, priors=priors, batchnorm=batchnorm, iterations=steps, engine=inversion.ENGINE
+    )
+
+
+def threat() -> fp.ThreatModel:
+    """Of what is granted, each attack is handed what its preset declares."""
+    return fp.threats.honest_but_curious.granting("labels", "batchnorm_exact", "batchnorm_running")
+
+
+def iterations(settings: Settings) -> int:
+    return settings.iterations_or(inversion.ITERATIONS, QUICK_ITERATIONS)
+
+
+def rehearsed(settings: Settings) -> int:
+    return max(1, iterations(settings) // REHEARSED)
+
+
+def outcome(
+    scene: Scene, answers: inversion.Answers, settings: Settings, method: GradientMatching | None = None
+) -> Outcome:
+    return inversion.scored(answers, scene.images, scene.target.normalization or IMAGENET, settings, method=method)
+
+
+def effort(settings: Settings) -> str:
+    return (
+        f"{iterations(settings):,} iterations (the paper: {inversion.PAPER_ITERATIONS:,}); the search tries "
+        f"{QUICK_TRIALS if settings.quick else TRIALS} weights in rehearsals of {rehearsed(settings):,} iterations."
+    )
+
+
+RECIPE = Recipe(
+    name="gradattack-fig-1",
+    summary="What leaks with exact, inferred and running batch-norm statistics, and the weights an attacker chooses",
+    citation=f"{inversion.CITATION}, figure 1",
+    shown=(LPIPS, PSNR),
+    run=run,
+    notes=(WHO, SEARCH, inversion.NULL, inversion.LPIPS_NOTE, inversion.ROUNDING),
+)

@@ -1,0 +1,1 @@
+"""Mixing Gradients Strategies (Eloul et al.)."""

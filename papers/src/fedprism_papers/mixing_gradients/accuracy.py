@@ -1,0 +1,176 @@
+"""What losses and labels cost: the accuracy of networks that are trained with them, for the mixing-gradients study."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+import fedprism as fp
+from fedprism import utility
+from fedprism.defenses import Context, Defense, EqualLabels, MseLoss
+from fedprism.randomness import generator
+from fedprism_papers.mixing_gradients.direct import EQUAL, RANDOM
+from fedprism_papers.mixing_gradients.trials import DIGITS, FACES, KINDS, ORDINARY, images, loss_name, network
+from fedprism_papers.shared.base import Announce, Entry, Settings
+from fedprism_papers.shared.trials import ResultStore, StoredResult
+
+TRAINED_WIDTH = 12
+RATES, QUICK_RATES = tuple(0.005 * 2.0**k for k in range(10)), (0.02, 0.16, 1.28)
+"""The same for every loss, and so wide apart that each finds one that suits it: images held back decide."""
+SPREAD = 0.03
+"""How far the accuracy of a seed may be behind that of the first; those that learn were within 0.01 of each other."""
+TRAINED_ON = 60_000
+CLIENTS, CLIENT_BATCH = 10, 8
+EPOCHS, QUICK_EPOCHS = 15, 2
+SEEDS, QUICK_SEEDS = (0, 1, 2), (0,)
+ACCURACY, MARGIN = "accuracy", "margin"
+PRICE = (
+    f"accuracy: in percent, of a dense layer that starts from PyTorch's weights and of a LeNet of {TRAINED_WIDTH} "
+    f"channels, trained by {CLIENTS} clients with batches of {CLIENT_BATCH} who send one gradient a step, {EPOCHS} "
+    f"epochs on {TRAINED_ON:,} images, at the one of {len(RATES)} rates that did best on images held back from the "
+    "training set; margin: half the width of the 95 % interval over seeds."
+)
+
+
+@dataclass(frozen=True)
+class TenClients(Defense):
+    """Batches of equal labels of clients who hold every tenth sample, as one batch.
+
+    The mean of their gradients is its gradient, as long as nothing but the loss changes them, at a tenth of the time.
+    """
+
+    size: int
+
+    def on_draw(self, dataset: fp.Batch, context: Context, rng: torch.Generator) -> Tensor:
+        labels, drawn = dataset.labels.cpu(), list[Tensor]()
+        for number in range(CLIENTS):
+            own = fp.Batch(labels[number::CLIENTS], labels[number::CLIENTS])  # drawing looks at labels alone
+            chosen = EqualLabels(self.size).on_draw(own, replace(context, client=f"client-{number}"), rng)
+            drawn.append(number + CLIENTS * chosen)
+        return torch.cat(drawn)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """A network that is trained with a loss on batches of one kind of labels; all but these fields is the same."""
+
+    data: str
+    width: int | None
+    loss: str
+    labels: str
+
+    @property
+    def defense(self) -> Defense:
+        """The mixing strategy that stands for the loss and the labels."""
+        parts: list[Defense] = [TenClients(CLIENT_BATCH)] if self.labels == EQUAL else []
+        return fp.chain(
+            *parts, *([] if self.loss == "cross_entropy" else [MseLoss(softmax=self.loss == "softmax_mse")])
+        )
+
+    def network(self, images: fp.data.ImageSet, seed: int) -> nn.Module:
+        """PyTorch's weights for outputs, the paper's for what is before them.
+
+        The sigmoids of a LeNet do not learn from PyTorch's weights. With the paper's the outputs start at about ±4,
+        and the first steps along a squared error of that size drive every sigmoid to where it hardly reacts.
+        """
+        rng = generator(seed, "uniform weights", self.width)
+        outputs = network(images, self.width, rng, ORDINARY)
+        if self.width is None:
+            return outputs
+        model = network(images, self.width, rng)
+        with torch.no_grad():
+            for own, other in list(zip(model.parameters(), outputs.parameters(), strict=True))[-2:]:
+                own.copy_(other)
+        return model
+
+
+def prices(
+    data: str, width: int | None, loss: str, settings: Settings, announce: Announce, store: ResultStore
+) -> dict[str, dict[str, Entry]]:
+    """For each kind of labels the accuracy and its margin; nothing for networks that are only attacked."""
+    if data == FACES or width not in ((None,) if settings.quick else (None, TRAINED_WIDTH)):
+        return {}
+    seeds, found = QUICK_SEEDS if settings.quick else SEEDS, dict[str, dict[str, Entry]]()
+    for kind in KINDS:
+        training, accuracies = Training(data=data, width=width, loss=loss, labels=kind), list[float]()
+        for seed in seeds:
+            announce(f"accuracy, {width or 'dense'}, {loss_name(loss)}, {kind} labels, {seed + 1} of {len(seeds)}")
+            accuracies.append(accuracy(training, seed, settings, store))
+        found[kind] = price(accuracies)
+    return found
+
+
+def price(accuracies: Sequence[float]) -> dict[str, Entry]:
+    interval = utility.t_interval(tuple(accuracies))
+    return {
+        ACCURACY: 100 * sum(accuracies) / len(accuracies),
+        MARGIN: None if interval is None else 50 * (interval.high - interval.low),
+    }
+
+
+def accuracy(training: Training, seed: int, settings: Settings, store: ResultStore) -> float:
+    """On the test images, at the rate that was best on images held back from the training set."""
+    return trained(training, best_rate(training, settings, store), seed, settings, store, held_back=False)
+
+
+def best_rate(training: Training, settings: Settings, store: ResultStore) -> float:
+    """On images held back, with random labels: the best rate of the first seed with which the other seeds learn too.
+
+    The largest rate that one network stands may be too large for the next. Where no rate suits all, the first seed's.
+    """
+    rates, seeds = (QUICK_RATES, QUICK_SEEDS) if settings.quick else (RATES, SEEDS)
+    tried = replace(training, labels=RANDOM)
+
+    def held(rate: float, seed: int) -> float:
+        return trained(tried, rate, seed, settings, store, held_back=True)
+
+    first = sorted(rates, key=lambda rate: held(rate, seeds[0]), reverse=True)
+    for rate in first:
+        if all(held(rate, seed) > held(rate, seeds[0]) - SPREAD for seed in seeds):
+            return rate
+    return first[0]
+
+
+def trained(
+    training: Training, rate: float, seed: int, settings: Settings, store: ResultStore, *, held_back: bool
+) -> float:
+    epochs = QUICK_EPOCHS if settings.quick else EPOCHS
+    key = {"recipe": "mixing, accuracy", **asdict(training), "rate": rate, "seed": seed, "epochs": epochs}
+
+    def make() -> StoredResult:
+        everything, train, test = _images(training.data, settings, held_back=held_back)
+        measured = utility.measure(
+            lambda number: training.network(everything, number),
+            train,
+            test,
+            training.defense,
+            epochs=epochs,
+            batch_size=CLIENTS * CLIENT_BATCH,
+            lr=rate,
+            weight_decay=0.0,
+            seeds=(seed,),
+            timed_steps=0,
+            device=settings.device,
+        )
+        return StoredResult({ACCURACY: measured.accuracy}, {})
+
+    return float(store.get({**key, "held back": held_back}, make).values[ACCURACY])
+
+
+def _images(data: str, settings: Settings, *, held_back: bool) -> tuple[fp.data.ImageSet, fp.Batch, fp.Batch]:
+    """The data set, what is trained on and what is tested on: the test set, or images held back from training."""
+    everything = images(data, settings, "train")
+    order = torch.randperm(len(everything), generator=generator(settings.seed, "held back"))[:TRAINED_ON]
+    kept = order[: len(order) - len(order) // 6]
+    if held_back or data == DIGITS:  # of the digits there is one set for everything
+        return everything, _by_class(everything, kept), everything.batch(order[len(kept) :])
+    other = images(data, settings, "test")
+    return everything, _by_class(everything, order), other.batch(torch.arange(len(other)))
+
+
+def _by_class(everything: fp.data.ImageSet, chosen: Tensor) -> fp.Batch:
+    """So that every tenth sample is a tenth of each class: these are what `TenClients` hold."""
+    return everything.batch(chosen[everything.labels[chosen].argsort(stable=True)])

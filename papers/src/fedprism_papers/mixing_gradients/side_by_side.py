@@ -1,0 +1,224 @@
+"""Gradient matching of many updates in one tensor program: what is small leaves a machine idle when done one by one.
+
+`side_by_side(attack)` is an attack on an observation of several updates, such as `joined` makes of several of them.
+It gives every update what the attack alone would give it, up to rounding and the differences that `solvers.trials`
+names, and draws the starts of all of them from one generator. After a reduction it takes all parts at once. There are
+no restarts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedprism.attacks.base import Attack, split_updates
+from fedprism.attacks.gradient_matching.attack import GradientMatching
+from fedprism.attacks.gradient_matching.batchnorm import Pull
+from fedprism.attacks.gradient_matching.forward import Forward, input_box
+from fedprism.attacks.gradient_matching.labels import given_labels
+from fedprism.client.update import FedSGD, stacked_gradients
+from fedprism.defenses.base import Defense
+from fedprism.errors import NotApplicable
+from fedprism.runtime import memory, progress
+from fedprism.solvers.matching.gradients import LBFGS
+from fedprism.types import Batch, Observation, Reconstruction, Update
+from fedprism_papers.mixing_gradients.convolutions import AsProducts
+from fedprism_papers.mixing_gradients.matching_trials import Trials, TrialStatus, match_trials
+
+ONE_BY_ONE = "attack them one by one, with the attack itself"
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class SideBySide(Attack):
+    """Build it with `side_by_side`. At most `memory` bytes are used at a time, as far as one can tell."""
+
+    attack: GradientMatching
+    memory: int = 2**31
+
+    citation: ClassVar[str] = "the attack's, which is run on many updates at once; fedprism 2026"
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return self.attack.needs
+
+    @property
+    def uses(self) -> frozenset[str]:
+        return self.attack.uses
+
+    def run(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
+        attack, parts = self.attack, split_updates(observation)
+        problem = _problem(attack, parts)
+        start = self._start(problem, rng)
+        return _answer(problem, self._matched(problem, start), parts, start.inputs)
+
+    def _start(self, problem: _Problem, rng: torch.Generator) -> _Start:
+        like, size = problem.target[0], problem.batch
+        inputs, logits = list[Tensor](), list[Tensor]()
+        for _ in range(problem.trials):
+            inputs.append(self.attack.start((size, *problem.input_shape), rng))
+            if problem.labels is None:
+                logits.append(torch.randn(size, problem.classes, generator=rng))
+        return _Start(torch.stack(inputs).to(like), torch.stack(logits).to(like) if logits else None)
+
+    def _matched(self, problem: _Problem, start: _Start) -> Trials:
+        """All trials, as many at a time as the memory holds."""
+        fitting = max(1, min(problem.trials, self.memory // self._bytes_a_trial(problem)))
+        attack, together = self.attack, memory.together(fitting)
+        found = list[Trials]()
+        for first in range(0, problem.trials, together):
+            part = problem.part(slice(first, first + together))
+            share, passed = len(part.target[0]) / problem.trials, first / problem.trials
+            found.append(
+                match_trials(
+                    part.gradients_of,
+                    part.target,
+                    start.inputs[first : first + together],
+                    attack.settings(
+                        iterations=attack.iterations,
+                        box=problem.box,
+                        progress=lambda step, of, share=share, passed=passed: progress.report(  # type: ignore[misc]
+                            int(of * (passed + share * step / of)), of
+                        ),
+                    ),
+                    label_start=None if start.logits is None else start.logits[first : first + together],
+                )
+            )
+        return _joined(found)
+
+    def _bytes_a_trial(self, problem: _Problem) -> int:
+        """Curvature or moments, parameters with two orders of gradients, and what the layers leave behind."""
+        optimizer, example = self.attack.optimizer, problem.target[0].element_size()
+        pixels = problem.batch * (torch.Size(problem.input_shape).numel() + problem.classes)
+        remembered = 2 * optimizer.history if isinstance(optimizer, LBFGS) else 4
+        weights = sum(tensor[0].numel() for tensor in problem.target)
+        return example * ((remembered + 10) * pixels + 6 * weights + 60 * pixels)
+
+
+def side_by_side(attack: GradientMatching, *, memory: int = 2**31) -> SideBySide:
+    """The attack on all updates of an observation at once, `memory` bytes of them at a time."""
+    return SideBySide(attack=attack, memory=memory)
+
+
+class _Start(NamedTuple):
+    inputs: Tensor
+    logits: Tensor | None
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """Every update to be explained: parameters and targets are (trials, *shape), labels (trials, batch) or unknown."""
+
+    forward: Forward
+    params: Update
+    target: tuple[Tensor, ...]
+    labels: Tensor | None
+    note: str
+    batch: int
+    classes: int
+    input_shape: tuple[int, ...]
+    box: tuple[Tensor, Tensor] | None
+
+    @property
+    def trials(self) -> int:
+        return len(self.target[0])
+
+    def part(self, chosen: slice) -> _Problem:
+        return replace(
+            self,
+            params={name: tensor[chosen].requires_grad_() for name, tensor in self.params.items()},
+            target=tuple(tensor[chosen] for tensor in self.target),
+            labels=None if self.labels is None else self.labels[chosen],
+        )
+
+    def gradients_of(self, inputs: Tensor, logits: Tensor | None) -> list[Tensor]:
+        """What clients would have sent, differentiably."""
+        forward = self.forward
+        labels = self.labels if logits is None else torch.softmax(logits, dim=-1)
+        assert labels is not None
+        with AsProducts() if inputs.is_cuda else nullcontext():
+            loss = forward.defense.on_loss(forward.loss)
+            batch = Batch(inputs, labels)
+            gradients = stacked_gradients(forward.model, self.params, forward.buffers, batch, loss, create_graph=True)
+        return [gradients[name] for name in forward.names]
+
+
+def _problem(attack: GradientMatching, parts: Sequence[Observation]) -> _Problem:
+    if not parts:
+        raise NotApplicable("side-by-side expects at least one update, found none; record a round first.")
+    sizes = {part.knowledge.batch_size for part in parts}
+    if len(sizes) > 1 or not isinstance(batch := sizes.pop(), int):
+        raise NotApplicable(f"side-by-side expects updates of batches of one size, found several; {ONE_BY_ONE}.")
+    if attack.starts.restarts > 1:
+        raise NotApplicable(f"side-by-side expects an attack without restarts, found {attack!r}; {ONE_BY_ONE}.")
+    if attack.batchnorm.pull is not Pull.NONE:
+        raise NotApplicable(f"side-by-side expects an attack that pulls no statistics, found {attack!r}; {ONE_BY_ONE}.")
+    forwards = [attack.forward(part, part.rounds[0])[0] for part in parts]
+    for forward in forwards:
+        if not isinstance(forward.protocol, FedSGD) or not _changes_only_the_loss(forward.defense):
+            raise NotApplicable(
+                "side-by-side expects gradients that nothing but the loss has changed, found several local steps or a "
+                f"defense on batches or updates; {ONE_BY_ONE}."
+            )
+    if len({tuple((name, tensor.shape) for name, tensor in _sent(forward).items()) for forward in forwards}) > 1:
+        raise NotApplicable(f"side-by-side expects updates of the same parameters, found different ones; {ONE_BY_ONE}.")
+    given = [given_labels(attack.labels, part, part.rounds[0], batch) for part in parts]
+    labels = [labels.fixed for labels in given if labels.fixed is not None]
+    return _Problem(
+        forward=forwards[0],
+        params={name: torch.stack([f.params[name].detach() for f in forwards]) for name in forwards[0].params},
+        target=tuple(torch.stack(tensors) for tensors in zip(*(f.target for f in forwards), strict=True)),
+        labels=torch.stack(labels) if labels else None,
+        note="; ".join(dict.fromkeys(labels.note for labels in given)),
+        batch=batch,
+        classes=given[0].classes,
+        input_shape=tuple(parts[0].knowledge.input_shape or ()),
+        box=input_box(parts[0]),
+    )
+
+
+def _sent(forward: Forward) -> dict[str, Tensor]:
+    return dict(zip(forward.names, forward.target, strict=True))
+
+
+def _changes_only_the_loss(defense: Defense) -> bool:
+    return not defense.overrides("on_batch", "on_examples", "on_update")
+
+
+def _joined(found: Sequence[Trials]) -> Trials:
+    """The trials of several runs, one after the other."""
+    logits = [part.label_logits for part in found if part.label_logits is not None]
+    return Trials(
+        inputs=torch.cat([part.inputs for part in found]),
+        label_logits=torch.cat(logits) if logits else None,
+        objectives=torch.cat([part.objectives for part in found]),
+        statuses=tuple(status for part in found for status in part.statuses),
+        steps=max(part.steps for part in found),
+        stepping=found[0].stepping,
+    )
+
+
+def _answer(problem: _Problem, best: Trials, parts: Sequence[Observation], starts: Tensor) -> Reconstruction:
+    labels = problem.labels if best.label_logits is None else best.label_logits.argmax(dim=-1)
+    assert labels is not None
+    counts = {status: best.statuses.count(status) for status in TrialStatus if status in best.statuses}
+    told = [f"{count} of {len(parts)}: {status}" for status, count in counts.items()]
+    return Reconstruction(
+        inputs=best.inputs.flatten(0, 1),
+        labels=labels.flatten(0, 1),
+        owners=tuple(part.subject or f"update {k}" for k, part in enumerate(parts) for _ in range(problem.batch)),
+        ambiguity=frozenset({"order"}),
+        status="; ".join([*told, f"labels {problem.note}"]),
+        diagnostics={
+            "objectives": best.objectives.tolist(),
+            "statuses": [status.name for status in best.statuses],
+            "starts": starts.flatten(0, 1).cpu(),
+            "steps_run": best.steps,
+            "stepping": best.stepping,
+            "labels": problem.note,
+        },
+    )

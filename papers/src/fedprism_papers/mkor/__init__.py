@@ -1,0 +1,1 @@
+"""Maximum Knowledge Orthogonality Reconstruction (Wang, Velipasalar and Gursoy)."""

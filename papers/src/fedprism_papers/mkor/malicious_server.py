@@ -1,0 +1,215 @@
+"""The malicious server of MKOR's recipes: victims, what it sees of parameters it chose, and scores class by class.
+
+Wang, Velipasalar, Gursoy, "Maximum Knowledge Orthogonality Reconstruction with Gradients in Federated Learning", 2023.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import interpolate
+
+import fedprism as fp
+from fedprism.attacks import Attack, Mkor, Reference, Smoothest, midpoint
+from fedprism.metrics import psnr, ssim
+from fedprism.randomness import generator, seeded_layers
+from fedprism.runtime import devices
+from fedprism.solvers.windows import interpolated_midpoint, softened_midpoint
+from fedprism_papers.mkor.noise import WithNoise, noised
+from fedprism_papers.shared.base import Settings
+from fedprism_papers.shared.cells import Attacked
+from fedprism_papers.shared.measuring import ANSWERED, PSNR, SHOWN_IMAGES, Scores
+from fedprism_papers.shared.victims import equal_parts
+
+CITATION = "Wang, Velipasalar, Gursoy, Maximum Knowledge Orthogonality Reconstruction, 2023"
+SSIM, BEST_SSIM, BEST_PSNR, ALONE = "SSIM", "best SSIM", "best PSNR", "alone"
+SHOWN = (BEST_SSIM, SSIM, BEST_PSNR, PSNR, ANSWERED)
+ORDER = "best SSIM, average SSIM, best PSNR, average PSNR"
+
+DUMP, INTERPOLATED, SOFTENED = "midpoint", "midpoint, interpolated", "midpoint, softened"
+SMOOTH, SPARE = "smoothest", "spare channels, smoothest"
+EQUAL, NODES = "equal logits, midpoint", "several nodes, smoothest"
+SCORED = (
+    "An answer is compared with the private images of the class it is for, the best one-to-one among several; averages "
+    f"are over the answered images, '{ANSWERED}' is their share, '{ALONE}' the share of answers that are one sample's."
+)
+LOSS = (
+    "Clients train with cross-entropy, for which the paper's code does not work: it leaves the softmax out. One class "
+    "takes all the probability instead, and cannot be read. With equal logits a class has to be absent, which none is "
+    "from a batch of all of them; with several nodes a class all can be read."
+)
+DECODERS = (
+    f"'{DUMP}': the middle of the tightest bounds, as the paper says. '{INTERPOLATED}': between the centres of the "
+    f"lattice's cells by cubic interpolation, within the bounds. '{SOFTENED}': followed by means of 5 x 5, as the "
+    f"paper's code does. '{SMOOTH}': the smoothest image with the same maxima and minima in all windows. '{SPARE}': "
+    "those of the blurred grey image too, which channels carry that the paper leaves unused."
+)
+POOLLESS = "two convolutions, one dense layer"
+POOLLESS_NOTE = (
+    f"'{POOLLESS}': the paper calls it a modified network, with strides in place of pools; its code has neither, and a "
+    "dense layer of all pixels, which gives every image away by its construction. That layer is the last one, so that "
+    "the dump class's row is the sum of all images, and noise as large as a part of the tensor's standard deviation is "
+    "a part of that sum; equal logits have no such row."
+)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Victim:
+    """A network and the images its clients hold, enlarged to `side`. `client_images`: how many one client takes."""
+
+    name: str
+    model: nn.Module
+    images: fp.data.ImageSet
+    side: int
+    note: str
+    client_images: int | None = None
+
+    def draw(self, size: int, rng: torch.Generator, *, unique: bool) -> fp.Batch:
+        batch = self.images.draw(min(size, self.images.classes if unique else size), rng, unique_labels=unique)
+        inputs = batch.inputs
+        if inputs.shape[2] != self.side:
+            inputs = interpolate(inputs, size=self.side, mode="bilinear", align_corners=False).clamp(0, 1)
+        return fp.Batch(inputs, batch.labels)
+
+    def clients(self, batch: fp.Batch) -> list[fp.Batch]:
+        """Equal parts: the mean of their gradients is the whole batch's."""
+        return equal_parts(batch, self.client_images)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChosenParameters(Attacked):
+    """Batches of a victim. `noise`: what is added to every entry of the update, see `noised`.
+
+    `parameter_noise`: what the server adds to the parameters that it sends, see `WithNoise`.
+    """
+
+    victim: Victim
+    size: int
+    batches: int
+    unique: bool = True
+    noise: float = 0.0
+    parameter_noise: float = 0.0
+    scenario: Mapping[str, Any] = field(default_factory=dict)
+
+    def batch(self, number: int, settings: Settings) -> fp.Batch:
+        rng = generator(settings.seed, "mkor", self.victim.name, self.size, self.unique, number)
+        return self.victim.draw(self.size, rng, unique=self.unique)
+
+    def sent(self, attack: Attack) -> str:
+        if isinstance(attack, Mkor):
+            return repr(replace(attack, decoder=midpoint))
+        return repr(attack) if hasattr(attack, "tamper") else "honest"
+
+    def observe(self, attack: Attack, number: int, settings: Settings) -> tuple[fp.Observation, fp.Truth]:
+        """Of parameters that the attack chose, if it is one that does."""
+        clients = self.victim.clients(self.batch(number, settings))
+        scenario = fp.Scenario(model=self.victim.model, clients=clients, **self.scenario)
+        server: Any = attack if hasattr(attack, "tamper") else None
+        if server is not None and self.parameter_noise:
+            server = WithNoise(server, self.parameter_noise)
+        # The runner hands labels to attacks that ask for them alone: DLG and iDLG do not.
+        curious = fp.threats.honest_but_curious.granting("labels")
+        threat = fp.threats.malicious_server if server is not None else curious
+        if len(clients) > 1:
+            threat = replace(threat, sees="aggregate")
+        seed = settings.seed + number
+        seen, truth = fp.simulate(scenario, threat, seed=seed, server=server, device=settings.device)
+        return (noised(seen, self.noise, generator(seed, "noise")) if self.noise else seen), truth
+
+    def score(self, attack: Attack, answer: fp.Reconstruction, truth: fp.Truth, settings: Settings) -> Scores:
+        ours, theirs, rows = by_class(answer, truth) if isinstance(attack, Mkor) else assigned(answer, truth)
+        values = {ANSWERED: len(ours) / len(truth.inputs)}
+        if len(ours):
+            place = devices.pick(settings.device)
+            decibels, similar = (metric(ours.to(place), theirs.to(place)) for metric in (psnr, ssim))
+            values |= {PSNR: float(decibels.mean()), BEST_PSNR: float(decibels.max())}
+            values |= {SSIM: float(similar.mean()), BEST_SSIM: float(similar.max())}
+        counts = answer.diagnostics.get("counts")
+        if counts:
+            values[ALONE] = sum(count == 1 for count in counts) / len(truth.inputs)
+        recovered = torch.zeros_like(truth.inputs[:SHOWN_IMAGES])
+        for sample, image in zip(rows, ours, strict=True):
+            if sample < len(recovered):
+                recovered[sample] = image
+        return Scores(values, {"originals": truth.inputs[:SHOWN_IMAGES].clone(), "recovered": recovered})
+
+
+def assigned(found: fp.Reconstruction, truth: fp.Truth) -> tuple[Tensor, Tensor, list[int]]:
+    """Answers beside the private images they are assigned to, and which of all these are."""
+    if found.inputs is None or not len(found.inputs):
+        return truth.inputs[:0], truth.inputs[:0], []
+    matched = fp.match(found, truth)
+    rows = [number for number, row in enumerate(matched.rows) if row is not None]
+    return matched.recovered[rows], matched.truth[rows], rows
+
+
+def by_class(found: fp.Reconstruction, truth: fp.Truth) -> tuple[Tensor, Tensor, list[int]]:
+    """The same, but each answer only with images of its own class: it says for which class it is."""
+    assert found.inputs is not None
+    assert found.labels is not None
+    ours, theirs, rows = [truth.inputs[:0]], [truth.inputs[:0]], list[int]()
+    for label in sorted(set(found.labels.tolist())):
+        own = (truth.labels == label).nonzero().flatten()
+        part = replace(truth, inputs=truth.inputs[own], labels=truth.labels[own], owners=tuple(["client"] * len(own)))
+        if len(own):
+            image, original, chosen = assigned(replace(found, inputs=found.inputs[found.labels == label]), part)
+            ours.append(image)
+            theirs.append(original)
+            rows += own[chosen].tolist()
+    return torch.cat(ours), torch.cat(theirs), rows
+
+
+def decoders(nodes: int, settings: Settings, middle: float = 0.0) -> dict[str, Attack]:
+    """MKOR with a dump class and five ways to decode, with equal logits, and with several nodes a class."""
+    smooth = Smoothest(iterations=settings.iterations_or(100, 30), middle=middle)
+    return {
+        DUMP: Mkor(reference=Reference.DUMP_CLASS),
+        INTERPOLATED: Mkor(reference=Reference.DUMP_CLASS, decoder=interpolated_midpoint),
+        SOFTENED: Mkor(reference=Reference.DUMP_CLASS, decoder=softened_midpoint),
+        SMOOTH: Mkor(reference=Reference.DUMP_CLASS, decoder=smooth),
+        SPARE: Mkor(reference=Reference.DUMP_CLASS, blurred=True, decoder=replace(smooth, middle=0.0)),
+        EQUAL: Mkor(),
+        NODES: Mkor(nodes=nodes, decoder=smooth),
+    }
+
+
+def only_midpoint() -> dict[str, Attack]:
+    """For networks without windows, in which every decoder answers with the pixels themselves."""
+    return {DUMP: Mkor(reference=Reference.DUMP_CLASS), EQUAL: Mkor()}
+
+
+def alone(size: int, classes: int) -> float:
+    """The paper's equation 3, classes equally likely: how many samples of a batch are the only one of their class."""
+    return float(size * (1 - 1 / classes) ** (size - 1))
+
+
+def poolless(victim: Victim, settings: Settings) -> Victim:
+    """The same images through what the paper's code has for its "modified network": nothing is lost on the way."""
+    classes, colours = victim.images.classes, victim.images.images.shape[1]
+    with seeded_layers(generator(settings.seed, "no pools")):
+        model = nn.Sequential(
+            *(
+                nn.Conv2d(colours, colours, 3, padding=1),
+                nn.ReLU(),
+                nn.Conv2d(colours, colours, 3, padding=1),
+                nn.ReLU(),
+            ),
+            *(nn.Flatten(), nn.Linear(colours * victim.side**2, classes)),
+        )
+    return replace(victim, model=model, note=POOLLESS_NOTE)
+
+
+def small_chain(settings: Settings) -> Victim:
+    """The quick stand-in for VGG-16: four convolutions with pools and three dense layers, on enlarged photographs."""
+    images = fp.data.load("photos", size=16, crops=16)
+    with seeded_layers(generator(settings.seed, "network")):
+        layers: list[nn.Module] = [nn.Conv2d(3, 12, 3, padding=1), nn.ReLU()]
+        for before, after in ((12, 12), (12, 32), (32, 128)):
+            layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+        layers += [nn.Flatten(), nn.Linear(128 * 64, 96), nn.ReLU(), nn.Linear(96, 64), nn.ReLU(), nn.Linear(64, 8)]
+    note = f"Quick: four convolutions, {len(images)} crops of the embedded photographs, enlarged from 16 to 64 pixels."
+    return Victim(name="photos", model=nn.Sequential(*layers), images=images, side=64, note=note)

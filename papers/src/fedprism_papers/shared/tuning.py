@@ -1,0 +1,154 @@
+"""Chooses an attack's hyper-parameters the way an attacker can: in a rehearsal on data of its own.
+
+    def make(weights: Mapping[str, float]) -> Attack:
+        return replace(inverting_gradients(), priors=(TotalVariation(weights["tv"]),))
+
+    chosen = tune(make, {"tv": Range(1e-3, 0.5)}, rehearsal, threat, trials=20, seed=0)
+    attack = make(chosen.values)
+
+The attacker plays the client itself, with images of its own that are not the ones it is after, so it may compare what
+came back with what it put in. Its objective could not choose between weights: each of them makes another objective.
+Searching on the attacked batch by the truth, as published sweeps did, is what no attacker can do.
+
+The search is Optuna's TPE (Bergstra et al., NeurIPS 2011) on a logarithmic scale; same seed, same choice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import NamedTuple, TypeAlias
+
+import torch
+
+from fedprism import metrics
+from fedprism.attacks import Attack
+from fedprism.checks import row, whole
+from fedprism.errors import BadInput
+from fedprism.evaluation.scoring import score
+from fedprism.runner import run
+from fedprism.runtime import progress
+from fedprism.simulation.federation import simulate
+from fedprism.simulation.scenario import Scenario
+from fedprism.threats import ThreatModel
+
+Weights: TypeAlias = Mapping[str, float]
+MOST_TRIALS = 10_000
+
+
+class Range(NamedTuple):
+    """From where to where a weight is looked for, both above zero."""
+
+    low: float
+    high: float
+
+
+class Trial(NamedTuple):
+    values: Weights
+    score: float
+    """NaN where the attack came to nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """The values that were chosen, how they did in the rehearsal, and everything that was tried, in order."""
+
+    values: Weights
+    score: float
+    trials: tuple[Trial, ...] = field(repr=False)
+
+
+def tune(
+    make: Callable[[Weights], Attack],
+    space: Mapping[str, Range],
+    rehearsal: Scenario,
+    threat: ThreatModel,
+    *,
+    first: Weights | None = None,
+    metric: str = "psnr",
+    trials: int = 20,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+) -> Tuning:
+    """The weights with which the attack best recovers the rehearsal's data, which is the attacker's own.
+
+    `first` is tried first, for example the published weights: what is chosen did at least as well in the rehearsal.
+    """
+    better_up = row(metrics.METRICS, metric, "metric").higher_is_better
+    observation, truth = simulate(rehearsal, threat, seed=seed, device=device)
+
+    def judged(values: Weights) -> float:
+        found = run(make(values), observation, seed=seed, device=device)
+        return score(found, truth, metrics=(metric,)).mean(metric)
+
+    return search(judged, space, first=first, trials=trials, seed=seed, maximize=better_up)
+
+
+def search(
+    judged: Callable[[Weights], float],
+    space: Mapping[str, Range],
+    *,
+    first: Weights | None = None,
+    trials: int = 20,
+    seed: int = 0,
+    maximize: bool = False,
+) -> Tuning:
+    """The values in `space` with the best judgement; `first` is tried first."""
+    _check(space, first, trials)
+    optuna, tried = _optuna(), list[Trial]()
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # else it prints a line a study
+    try:
+        sampler = optuna.samplers.TPESampler(seed=seed)
+        study = optuna.create_study(sampler=sampler, direction="maximize" if maximize else "minimize")
+        if first is not None:
+            study.enqueue_trial(dict(first))
+        for number in range(trials):
+            trial = study.ask()
+            values = {name: trial.suggest_float(name, low, high, log=True) for name, (low, high) in space.items()}
+            judgement = float(judged(values))
+            tried.append(Trial(values, judgement))
+            if math.isfinite(judgement):
+                study.tell(trial, judgement)
+            else:
+                study.tell(trial, state=optuna.trial.TrialState.FAIL)
+            progress.report(number + 1, trials)
+    finally:
+        optuna.logging.set_verbosity(verbosity)
+    finished = [trial for trial in tried if math.isfinite(trial.score)]
+    if not finished:
+        raise BadInput(
+            f"expected a finite judgement of at least one of {trials} trials, found none; "
+            "look at the attack with the values you would choose by hand."
+        )
+    best = (max if maximize else min)(finished, key=lambda trial: trial.score)
+    return Tuning(values=best.values, score=best.score, trials=tuple(tried))
+
+
+def _check(space: Mapping[str, Range], first: Weights | None, trials: int) -> None:
+    whole(trials, "trials", MOST_TRIALS)
+    if not space:
+        raise BadInput("expected at least one range to search, found none; name a weight and where it may lie.")
+    for name, (low, high) in space.items():
+        if not 0 < low < high < math.inf:
+            raise BadInput(
+                f"expected a range of {name} with 0 < low < high, found {low:g} to {high:g}; "
+                "it is searched on a logarithmic scale."
+            )
+        if first is not None and not low <= first.get(name, math.nan) <= high:
+            raise BadInput(
+                f"expected a first value of {name} from {low:g} to {high:g}, found {first.get(name)}; widen the range."
+            )
+
+
+def _optuna() -> ModuleType:
+    try:
+        import optuna
+    except ImportError as error:
+        raise BadInput(
+            'expected the package optuna for the search, found none; pip install "fedprism-papers[tuning]".'
+        ) from error
+    found: ModuleType = optuna
+    return found

@@ -1,0 +1,1 @@
+"""MKOR: a malicious server's parameters that make large batches readable."""

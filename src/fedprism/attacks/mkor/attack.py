@@ -1,0 +1,321 @@
+"""A malicious server's parameters that turn a large batch's gradient into one image a class, read in closed form.
+
+Wang, Velipasalar, Gursoy, "Maximum Knowledge Orthogonality Reconstruction with Gradients in Federated Learning", 2023.
+
+`tamper` chooses the parameters: convolutions that copy the image to the dense layers, and dense layers in which every
+class has rows of its own; `run` divides the gradients of these rows and decodes the images.
+
+Differs from the paper in: it works with cross-entropy (see `mkor_head`); any chain of convolutions, ReLUs and maximum
+pools, or average pools, with any number of dense layers, not only VGG-16 and LeNet-5; `Smoothest` decodes better than
+the middle of the bounds, all the more with the blurred image in channels that the paper leaves; several nodes a class
+tell samples of one class apart; nothing is blurred behind the reader's back, and which classes are in the batch is read
+from the gradient, noise or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from fedprism import losses
+from fedprism.attacks.base import NOBODY_TAMPERS, Circumstances, UpdateAttack
+from fedprism.attacks.mkor.calibration import calibrated
+from fedprism.attacks.mkor.filters import Disguise, Layout, Normalization, blurs, plant_filters
+from fedprism.attacks.mkor.head import Head, Reference, plant_head
+from fedprism.attacks.mkor.reading import Reading, ReadingStatus, read_head, within_range
+from fedprism.client.observed import batch_gradient_factor, direction
+from fedprism.errors import BadInput, MissingKnowledge, NotApplicable
+from fedprism.network.stack import Stack, stack_of
+from fedprism.pixels import to_inputs
+from fedprism.solvers.windows import (
+    Bend,
+    Blurred,
+    Decoded,
+    Lattice,
+    Smoothest,
+    midpoint,
+    smoothest_means,
+    spread_means,
+    without_removed,
+)
+from fedprism.types import Observation, Reconstruction, Round, Update
+
+MOST_WINDOW = 4096
+"""The largest window, in pixels, that is looked at: trapdoors may come from files."""
+
+Decoder: TypeAlias = Callable[[Tensor, Tensor, Lattice], Decoded]
+"""(maxima, minima (n, colours, rows, columns), lattice) -> images"""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Mkor(UpdateAttack):
+    """The server's method: `tamper` chooses the parameters, `run` reads the answer with the trapdoor.
+
+    reference: what makes the rows of classes comparable. disguise: None is the paper's naive form, of zeros and ones.
+    decoder: how images come from the extremes of windows. nodes: rows a class, each for images brighter than a
+    threshold; thresholds suit images whose `brightness` has that mean and standard deviation. layers: how many
+    convolutions shift; paths: nodes side by side, against dropout; None is as many as help. blurred: channels that the
+    copies leave carry the blurred grey image, of which `Smoothest` makes use. normalization: how clients turn pixels
+    into inputs.
+    """
+
+    reference: Reference = Reference.ABSENT_CLASS
+    disguise: Disguise | None = None
+    decoder: Decoder = midpoint
+    nodes: int = 1
+    layers: int | None = None
+    paths: int | None = None
+    blurred: bool = False
+    brightness: tuple[float, float] = (0.47, 0.15)
+    normalization: Normalization | None = None
+
+    citation: ClassVar[str] = "Wang, Velipasalar, Gursoy 2023 (MKOR)"
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"model", "trapdoor", "input_shape", "batch_size"})
+
+    @property
+    def uses(self) -> frozenset[str]:
+        return frozenset({"loss", "bounds", "normalization", "local_lr", "local_epochs", "local_batch_size"})
+
+    def not_worth(self, circumstances: Circumstances) -> str | None:
+        if self.disguise is not None:
+            return "it is mkor in disguise; a plan may name it"
+        if not circumstances.tampers:
+            return NOBODY_TAMPERS
+        closed_form = circumstances.dense_layer_first
+        return "imprint applies to this model; a plan may name it all the same" if closed_form else None
+
+    def tamper(self, model: nn.Module, params: Update, rng: torch.Generator) -> tuple[Update, dict[str, Tensor]]:
+        """The parameters to send instead of `params`, and what it takes to read the answer."""
+        stack = stack_of(model, params)
+        filters, layout = plant_filters(
+            stack,
+            params,
+            rng,
+            disguise=self.disguise,
+            layers=self.layers,
+            blurred=self.blurred,
+            normalization=self.normalization,
+        )
+        head_params, head = plant_head(
+            stack,
+            params,
+            layout,
+            rng,
+            disguise=self.disguise,
+            reference=self.reference,
+            nodes=self.nodes,
+            paths=self.paths,
+            brightness=self.brightness,
+        )
+        changed = filters | head_params
+        sent = {name: changed.get(name, tensor) for name, tensor in params.items()}
+        return sent, layout.tensors() | head.tensors()
+
+    def attack_update(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
+        round = observation.round
+        knowledge, trapdoor, model = observation.knowledge, observation.trapdoor, observation.model
+        if trapdoor is None or model is None or knowledge.input_shape is None:
+            raise MissingKnowledge(self.name, "trapdoor" if trapdoor is None else "model")
+        _check_pixels(self, observation)
+        stack = stack_of(model, round.params, knowledge.input_shape)
+        layout, head = _opened(trapdoor, stack)
+        if head.dump is not None and not losses.is_cross_entropy(knowledge.loss or "cross_entropy"):
+            raise NotApplicable(
+                "mkor expects cross-entropy for its dump class, found another loss; use an absent class."
+            )
+        reading = _read(observation, round, stack, layout, head)
+        images, decoded = self._decode(knowledge.input_shape, stack, layout, reading)
+        blended = reading.counts > 1
+        answers = torch.repeat_interleave(torch.arange(len(images), device=images.device), reading.counts)
+        return Reconstruction(
+            inputs=images[answers],
+            labels=reading.classes[answers].cpu(),
+            ambiguity=frozenset({"order"}),
+            status=_status(reading, decoded, int(blended.sum()), _exact(stack)),
+            diagnostics={
+                "reference": str(Reference.ABSENT_CLASS if head.dump is None else Reference.DUMP_CLASS),
+                "nodes_active": str(head.gate),
+                "dump_class": head.dump,
+                "unread_classes": list(reading.unread),
+                "classes": reading.classes.tolist(),
+                "counts": reading.counts.tolist(),
+                "blended_classes": reading.classes[blended].tolist(),
+                "noise_in_samples": reading.noise,
+                "misfit": decoded.misfit.tolist() if decoded is not None else None,
+            },
+        )
+
+    def _decode(
+        self, shape: tuple[int, ...], stack: Stack, layout: Layout, reading: Reading
+    ) -> tuple[Tensor, Decoded | None]:
+        """Images in the model's input space, one an answer."""
+        colours, height, width = shape
+        lattice = Lattice(layout.top, layout.pitch, layout.size, height, width)
+        features = _on_lattice(reading.features, layout, stack)
+        # Windows that start behind the image hold none of it.
+        rows, columns = (-(-(side - layout.top) // layout.pitch) for side in (height, width))
+        features = features[..., :rows, :columns]
+        if not len(features):
+            return features.new_zeros(0, colours, height, width), None
+        if reading.status is ReadingStatus.WITHIN_RANGE:
+            features = within_range(features, reading.counts, extremes=layout.size > 1 and not layout.averages)
+        if layout.stretched:
+            features = calibrated(features, layout.channels.shape[2])
+        if layout.averages and isinstance(self.decoder, Smoothest):
+            decoded = smoothest_means(features[:, 0], lattice, _bends(stack), self.decoder)
+        elif layout.averages:
+            decoded = spread_means(features[:, 0], lattice, _bends(stack))
+        else:
+            maxima, minima = features[:, 0, :colours], 1 - features[:, 1, :colours]
+            if not layout.stretched:  # stretching makes zeros of its own
+                maxima, minima = without_removed(maxima, minima)
+            soft = features[:, 0, colours:], 1 - features[:, 1, colours:]
+            if soft[0].numel() and isinstance(self.decoder, Smoothest) and _whole(*soft):
+                decoded = self.decoder(maxima, minima, lattice, Blurred(*soft, blurs(stack, layout)))
+            else:
+                decoded = self.decoder(maxima, minima, lattice)
+        return to_inputs(decoded.images, self.normalization), decoded
+
+
+def mkor() -> Mkor:
+    """The paper's naive form, read by an absent class and decoded by the middle of the bounds."""
+    return Mkor()
+
+
+def mkor_inconspicuous() -> Mkor:
+    """The paper's inconspicuous form: random taps, noise for zeros, pairs of opposite rows, channels shuffled."""
+    return Mkor(disguise=Disguise())
+
+
+def _opened(trapdoor: Mapping[str, Tensor], stack: Stack) -> tuple[Layout, Head]:
+    """The trapdoor, which may come from a file, if it is one of this network's."""
+    shapes = {"channels": 4, "gain": 4, "shift": 4, "geometry": 1, "rows": 3, "slopes": 3, "reading": 1}
+    fits = shapes.keys() <= trapdoor.keys() and all(trapdoor[name].dim() == dims for name, dims in shapes.items())
+    fits = fits and trapdoor["geometry"].shape == (4,) and trapdoor["reading"].shape == (2,)
+    if fits:
+        layout, head = Layout.of(trapdoor), Head.of(trapdoor)
+        polarities, colours, phases, across = layout.channels.shape
+        fits = (
+            polarities in (1, 2)
+            and (colours - stack.shape[0], across) in ((0, phases), (polarities - 1, phases))
+            and (colours == stack.shape[0] or 2 ** (len(blurs(stack, layout)) - 1) == layout.pitch)
+            and layout.gain.shape == layout.shift.shape == layout.channels.shape
+            and bool((layout.gain != 0).all())
+            and min(layout.pitch, layout.size) > 0
+            and max(layout.pitch, layout.size) <= MOST_WINDOW
+            and abs(layout.top) <= MOST_WINDOW
+            and _within(layout.channels, stack.features[0])
+            and head.rows.shape == head.slopes.shape
+            and len(head.rows) == stack.classes
+            and bool((head.slopes.sum(2) != 0).all())
+            and _within(head.rows, stack.dense[0].layer.out_features)
+            and (head.dump or 0) < stack.classes
+        )
+    if not fits:
+        raise BadInput("expected a trapdoor that mkor made for this network, found another; use the one it came with.")
+    return layout, head
+
+
+def _within(numbers: Tensor, limit: int) -> bool:
+    return numbers.numel() > 0 and int(numbers.min()) >= 0 and int(numbers.max()) < limit
+
+
+def _check_pixels(attack: Mkor, observation: Observation) -> None:
+    knowledge = observation.knowledge
+    if knowledge.bounds not in (None, (0.0, 1.0)):
+        raise NotApplicable(f"mkor expects pixels from 0 to 1, found {knowledge.bounds}; scale the images.")
+    if knowledge.normalization is not None and knowledge.normalization != attack.normalization:
+        raise NotApplicable(
+            f"mkor expects inputs normalised by {attack.normalization}, found {knowledge.normalization}; tamper with "
+            "an attack that has the clients' normalization."
+        )
+
+
+def _read(observation: Observation, round: Round, stack: Stack, layout: Layout, head: Head) -> Reading:
+    batch = observation.knowledge.batch_size
+    if not isinstance(batch, int):
+        raise NotApplicable(f"mkor expects one batch size, found {batch}; observe one update.")
+    name = stack.dense[0].name
+    missing = [part for part in ("weight", "bias") if f"{name}.{part}" not in round.update]
+    if missing:
+        raise NotApplicable(
+            f"mkor expects the gradient of '{name}.{missing[0]}', found it frozen; it has to be trained."
+        )
+    factor = batch_gradient_factor(round, observation.knowledge)
+    if factor is None:
+        raise NotApplicable(
+            "mkor expects a gradient, or an update of one local step with a known rate, found several steps or an "
+            "unknown rate; let clients take one step."
+        )
+    scale, gradient = factor / _unit(observation, stack), direction(round)
+    weight_grad = gradient[f"{name}.weight"].view(-1, *stack.features)
+    channels = layout.channels.flatten().to(weight_grad.device)
+    return read_head(
+        head,
+        lambda rows: scale * weight_grad[rows.unsqueeze(1), channels].flatten(1),
+        scale * gradient[f"{name}.bias"],
+        batch,
+        exact=_exact(stack),
+        dropped=stack.dropout > 0,
+        ranged=not layout.stretched,
+    )
+
+
+def _exact(stack: Stack) -> bool:
+    """Whether every sample's error reaches the first dense layer with the same weight."""
+    return "sigmoid" not in stack.activations and stack.dropout == 0
+
+
+def _unit(observation: Observation, stack: Stack) -> float:
+    """How much more the loss pulls at a sample's own logit than at another one while all are equal; 1 in the paper."""
+    logits = torch.zeros(1, stack.classes, requires_grad=True)
+    value = losses.resolve(observation.knowledge.loss or "cross_entropy")(logits, torch.tensor([0]))
+    (pull,) = torch.autograd.grad(value, [logits])
+    return float(pull[0, -1] - pull[0, 0])
+
+
+def _on_lattice(features: Tensor, layout: Layout, stack: Stack) -> Tensor:
+    """(n, tracked features) -> (n, polarities, colours, rows, columns), what the windows have in common with pixels."""
+    polarities, colours, phases, _ = layout.channels.shape
+    _, height, width = stack.features
+    gain, shift = (part.to(features)[..., None, None] for part in (layout.gain, layout.shift))
+    maps = features.view(-1, polarities, colours, phases, phases, height, width)
+    maps = (maps - shift) / gain
+    maps = maps.permute(0, 1, 2, 5, 3, 6, 4)
+    return maps.reshape(-1, polarities, colours, height * phases, width * phases)
+
+
+def _whole(maxima: Tensor, minima: Tensor) -> bool:
+    """Whether no window was cut out of the answer."""
+    return all(map(torch.equal, without_removed(maxima, minima), (maxima, minima)))
+
+
+def _bends(stack: Stack) -> list[Bend]:
+    """What happens to a mean on its way, convolution by convolution."""
+    bends, step = [], 1
+    for convolution in stack.convolutions:
+        step *= convolution.layer.stride[0]
+        pools = []
+        for pool in convolution.pools:
+            pools.append((pool.kernel, step))
+            step *= pool.stride
+        bends.append(Bend(convolution.activation == "sigmoid", tuple(pools)))
+    return bends
+
+
+def _status(reading: Reading, decoded: Decoded | None, blended: int, exact: bool) -> str:
+    parts = [str(reading.status)]
+    if blended:
+        parts.append(f"{blended} of {len(reading.classes)} answers blend several samples")
+    if not exact:
+        parts.append("dropout or sigmoids weigh samples unequally, so that counts are estimates")
+    if decoded is not None:
+        parts.append(str(decoded.status))
+    return "; ".join(parts)

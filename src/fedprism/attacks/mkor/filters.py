@@ -1,0 +1,300 @@
+"""The convolutions of MKOR: filters that carry copies of the image to the dense layers, and where each copy looks.
+
+A copied channel is a filter with one tap. Through maximum pools it becomes the maximum of a window of the image; its
+companion, of one minus the image, becomes one minus the minimum (section 4.2 of the paper). Some convolutions are
+"4-direction": each channel goes on as four, shifted by nothing, right, down, and both, so that the windows of the next
+layers overlap on a finer lattice.
+
+Differs from the paper in: which convolutions shift is found for any chain of layers, from the last pool backwards, as
+many as the channels allow; for average pools there are no companions, because a mean needs none; channels that are left
+may carry the grey image, blurred, which says more about it than the same extremes once more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from fedprism.errors import NotApplicable
+from fedprism.network.stack import Convolution, Pool, Stack
+from fedprism.types import Update
+
+LIFT = 10.0
+"""What batch norm adds to a centred copy, in standard deviations: no image is that much darker than the mean."""
+
+Normalization = tuple[tuple[float, ...], tuple[float, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disguise:
+    """How tampered parameters are made to look like others (section 4.4 of the paper).
+
+    gain: taps are drawn between this and its inverse instead of being 1. noise: what would be zero is noise of this
+    standard deviation, relative to that of the layer's honest weights. ratio: the second row of each pair of a dense
+    layer is minus the first, times a number between this and its inverse.
+    """
+
+    gain: float = 0.8
+    noise: float = 1e-3
+    ratio: float = 0.8
+
+
+class Layout(NamedTuple):
+    """Where the copies end up among the features, all (polarities, colours, phases, phases); polarity 1 is 1 - image.
+
+    There is one colour more than the image has where the blurred grey image was sent along.
+
+    Channel [p, c, i, j] of a feature map has at (h, w) the extreme, or the mean, over the window of `size` pixels that
+    starts at top + pitch * (phases * h + i), and so across, times `gain`, plus `shift`.
+    """
+
+    channels: Tensor
+    gain: Tensor
+    shift: Tensor
+    top: int
+    pitch: int
+    size: int
+    stretched: bool = False
+    """Whether batch norm changed gain and shift to what only the clients know, the same for all their samples."""
+
+    @property
+    def averages(self) -> bool:
+        return self.channels.shape[0] == 1
+
+    def tensors(self) -> dict[str, Tensor]:
+        """As a trapdoor holds it."""
+        geometry = torch.tensor([self.top, self.pitch, self.size, int(self.stretched)])
+        return {"channels": self.channels, "gain": self.gain, "shift": self.shift, "geometry": geometry}
+
+    @classmethod
+    def of(cls, trapdoor: Mapping[str, Tensor]) -> Layout:
+        top, pitch, size, stretched = map(int, trapdoor["geometry"].tolist())
+        gain, shift = trapdoor["gain"], trapdoor["shift"]
+        return cls(trapdoor["channels"].long(), gain, shift, top, pitch, size, bool(stretched))
+
+
+class _Copy(NamedTuple):
+    """One copied channel on its way through the network."""
+
+    channel: int
+    polarity: int
+    colour: int
+    down: int
+    right: int
+    gain: float
+    shift: float
+
+
+_Line: TypeAlias = tuple[float, float]
+"""(slope, offset) of pixel = slope * input + offset"""
+
+
+def plant_filters(
+    stack: Stack,
+    params: Update,
+    rng: torch.Generator,
+    *,
+    disguise: Disguise | None,
+    layers: int | None,
+    blurred: bool,
+    normalization: Normalization | None,
+) -> tuple[dict[str, Tensor], Layout]:
+    """The convolutions' changed parameters, and where the copies end up. `layers`: how many convolutions shift.
+
+    `blurred`: the grey image is sent along as one colour more, blurred on its way to the first convolution that shifts.
+    """
+    polarities, steps = _polarities(stack), _steps(stack)
+    colours = stack.convolutions[0].layer.in_channels
+    shifting = _shifting(stack, steps, polarities * colours, layers)
+    if blurred:
+        _check_blurring(stack, shifting, polarities * (colours + 1))
+    pixels = _pixels(colours, normalization)
+    copies = [_Copy(c, p, c, 0, 0, 1.0, 0.0) for p in range(polarities) for c in range(colours + blurred)]
+    changed: dict[str, Tensor] = {}
+    for number, convolution in enumerate(stack.convolutions):
+        weight, bias = (params[f"{convolution.name}.{end}"].detach().clone() for end in ("weight", "bias"))
+        shifted = _shifted(convolution, copies, steps[number], number in shifting)
+        chosen = _chosen(weight, len(shifted), disguise, rng)
+        weight[chosen] = (float(weight.std()) * disguise.noise if disguise else 0.0) * normal_like(weight[chosen], rng)
+        varied = disguise if convolution.activation != "sigmoid" else None  # its bend would have to be undone by gain
+        copies = []
+        for out, (copy, (down, right)) in zip(chosen.tolist(), shifted, strict=True):
+            tap = math.exp(uniform_within(rng, math.log(varied.gain))) if varied else 1.0
+            blurs = copy.colour == colours and number < min(shifting, default=len(stack.convolutions))
+            base = abs(float(bias[out])) if varied and not blurs else 0.0  # would fade at the border
+            offset = 0.0
+            if number == 0:
+                offset = _read_pixels(weight[out, :, down, right], tap, pixels[copy.polarity], copy.colour)
+            elif blurs:
+                weight[out, copy.channel, down - 1 : down + 2, right - 1 : right + 2] = tap / 9
+            else:
+                weight[out, copy.channel, down, right] = tap
+            bias[out] = tap * offset + base
+            copies.append(copy._replace(channel=out, gain=tap * copy.gain, shift=tap * copy.shift + base))
+        changed |= {f"{convolution.name}.weight": weight, f"{convolution.name}.bias": bias}
+        if convolution.norm:  # lifts what it centres back above the ReLU
+            for name, value in ((f"{convolution.norm}.weight", 1.0), (f"{convolution.norm}.bias", LIFT)):
+                changed[name] = params[name].detach().index_fill(0, chosen.to(params[name].device), value)
+    return changed, _layout(copies, polarities, colours + blurred, steps, len(shifting), stack, weight)
+
+
+def _pixels(colours: int, normalization: Normalization | None) -> tuple[list[_Line], list[_Line]]:
+    """How the inputs of each colour become pixels, and how they become one minus the pixels."""
+    mean, std = normalization or ((0.0,) * colours, (1.0,) * colours)
+    if {len(mean), len(std)} != {colours}:
+        raise NotApplicable(
+            f"mkor expects a mean and a std for each of {colours} channels, found {len(mean)} and {len(std)}; "
+            "correct its normalization."
+        )
+    return list(zip(std, mean, strict=True)), [(-s, 1.0 - m) for m, s in zip(mean, std, strict=True)]
+
+
+def _read_pixels(taps: Tensor, tap: float, pixels: list[_Line], colour: int) -> float:
+    """Let a filter of the first layer read one colour, or the mean of all; returns what the pixel lacks."""
+    colours = [colour] if colour < len(pixels) else range(len(pixels))
+    for number in colours:
+        taps[number] = tap * pixels[number][0] / len(colours)
+    return sum(pixels[number][1] for number in colours) / len(colours)
+
+
+def blurs(stack: Stack, layout: Layout) -> tuple[int, ...]:
+    """How often the blurred image was blurred before each pool, and after the last one in front of any that shifts."""
+    steps, first = _steps(stack), len(stack.convolutions)
+    if layout.channels.shape[2] > 1:
+        first = max((number for number in range(first) if steps[number] == layout.pitch), default=first)
+    counts = [0]
+    for number, convolution in enumerate(stack.convolutions[:first]):
+        counts[-1] += number > 0
+        counts += [0] * len(convolution.pools)
+    return tuple(counts)
+
+
+def _check_blurring(stack: Stack, shifting: frozenset[int], copies: int) -> None:
+    layers = [convolution.layer for convolution in stack.convolutions]
+    pools = {pool for convolution in stack.convolutions for pool in convolution.pools}
+    plain = all(
+        (layer.kernel_size[0], layer.stride[0], layer.padding[0], layer.dilation[0]) == (3, 1, 1, 1)
+        and layer.padding_mode == "zeros"
+        for layer in layers
+    )
+    norms = any(convolution.norm for convolution in stack.convolutions)
+    if not plain or norms or pools != {Pool(False, 2, 2, 0)} or not _fits(stack, shifting, copies):
+        raise NotApplicable(
+            "mkor expects convolutions of 3 x 3 padded by 1, maximum pools of 2 x 2, no batch norm and a third more "
+            "channels than copies to send the blurred image along, found others or fewer; leave blurred off."
+        )
+
+
+def _polarities(stack: Stack) -> int:
+    """2 where windows have maxima and minima, 1 where they have means or are single pixels; refuses the rest."""
+    pools = [pool for convolution in stack.convolutions for pool in convolution.pools]
+    kinds = {pool.average for pool in pools}
+    activations = {convolution.activation for convolution in stack.convolutions}
+    if any(convolution.norm for convolution in stack.convolutions) and (True in kinds or "sigmoid" in activations):
+        raise NotApplicable("mkor expects batch norm before ReLUs and maximum pools, found others; use class-fishing.")
+    if len(kinds) > 1 or (False in kinds and "sigmoid" in activations):
+        raise NotApplicable(
+            "mkor expects maximum pools behind ReLUs, or average pools throughout, found a mixture; use class-fishing."
+        )
+    if any(pool.padding for pool in pools if pool.average):
+        raise NotApplicable("mkor expects average pools without padding, found some with it; use class-fishing.")
+    return 2 if False in kinds else 1
+
+
+def _steps(stack: Stack) -> list[int]:
+    """How many pixels apart neighbours are in front of each convolution, and in the features at the end."""
+    steps = [1]
+    for convolution in stack.convolutions:
+        step = steps[-1] * convolution.layer.stride[0]
+        for pool in convolution.pools:
+            step *= pool.stride
+        steps.append(step)
+    return steps
+
+
+def _shifting(stack: Stack, steps: list[int], copies: int, layers: int | None) -> frozenset[int]:
+    """Which convolutions shift: the last one of each of the coarsest scales, as many as the channels allow.
+
+    Each halves the distance of the windows' lattice, so the scales have to follow each other by factors of two.
+    """
+    candidates: list[int] = []
+    while True:
+        wanted = steps[-1] / 2 ** (len(candidates) + 1)
+        fitting = [
+            number
+            for number, convolution in enumerate(stack.convolutions)
+            if steps[number] * convolution.layer.dilation[0] == wanted and convolution.layer.kernel_size[0] > 1
+        ]
+        if not fitting:
+            break
+        candidates.append(fitting[-1])
+    for count in range(len(candidates), -1, -1):
+        chosen = frozenset(candidates[:count])
+        if _fits(stack, chosen, copies) and (layers is None or count <= layers):
+            return chosen
+    raise NotApplicable(
+        f"mkor expects at least {copies} channels in every convolution, found fewer; use class-fishing."
+    )
+
+
+def _fits(stack: Stack, shifting: frozenset[int], copies: int) -> bool:
+    for number, convolution in enumerate(stack.convolutions):
+        copies *= 4 if number in shifting else 1
+        if copies > convolution.layer.out_channels:
+            return False
+    return True
+
+
+def _shifted(
+    convolution: Convolution, copies: list[_Copy], step: int, shifts: bool
+) -> list[tuple[_Copy, tuple[int, int]]]:
+    """What each output channel copies, with where that looks afterwards, and the tap it copies with."""
+    layer, padding = convolution.layer, int(convolution.layer.padding[0])
+    centre, dilation = (layer.kernel_size[0] - 1) // 2, layer.dilation[0]
+    shifted = []
+    for down, right in ((0, 0), (0, 1), (1, 0), (1, 1)) if shifts else ((0, 0),):
+        tap = centre + down, centre + right
+        move_down, move_right = (step * (along * dilation - padding) for along in tap)
+        shifted += [(c._replace(down=c.down + move_down, right=c.right + move_right), tap) for c in copies]
+    return shifted
+
+
+def _layout(
+    copies: list[_Copy], polarities: int, colours: int, steps: list[int], shifts: int, stack: Stack, like: Tensor
+) -> Layout:
+    top, phases = min(copy.down for copy in copies), 2**shifts
+    pitch, size = steps[-1] // phases, 1
+    before = 0
+    for number, convolution in enumerate(stack.convolutions):
+        step = steps[number] * convolution.layer.stride[0]
+        for pool in convolution.pools:
+            before += step * pool.padding
+            size += step * (pool.kernel - 1)
+            step *= pool.stride
+    channels = torch.zeros(polarities, colours, phases, phases, dtype=torch.long)
+    gain, shift = torch.zeros(channels.shape, dtype=like.dtype), torch.zeros(channels.shape, dtype=like.dtype)
+    for copy in copies:
+        place = copy.polarity, copy.colour, (copy.down - top) // pitch, (copy.right - top) // pitch
+        channels[place], gain[place], shift[place] = copy.channel, copy.gain, copy.shift
+    stretched = any(convolution.norm for convolution in stack.convolutions)
+    return Layout(channels, gain, shift, top - before, pitch, size, stretched)
+
+
+def _chosen(weight: Tensor, count: int, disguise: Disguise | None, rng: torch.Generator) -> Tensor:
+    """Output channels: the first ones, or any in any order."""
+    return torch.randperm(len(weight), generator=rng)[:count] if disguise else torch.arange(count)
+
+
+def uniform_within(rng: torch.Generator, bound: float) -> float:
+    """Between -|bound| and |bound|."""
+    return bound * (2 * float(torch.rand((), generator=rng)) - 1)
+
+
+def normal_like(like: Tensor, rng: torch.Generator) -> Tensor:
+    """Standard normal numbers in the shape of `like`, drawn on the CPU."""
+    return torch.randn(like.shape, generator=rng).to(like)

@@ -1,0 +1,78 @@
+"""The results of a finished audit, and how to read them again.
+
+plan.json              what is audited, with every default, and what data and weights were
+records/, samples/, clock/   one outcome per cell (`experiments.store`)
+results.json           all records in the order of the grid, and means over seeds; no clock, host or path
+run.json               the clock, the host
+summary.md, results.csv, junit.xml and, where pyarrow is installed, results.parquet
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+from torch import Tensor
+
+from fedprism.data.tabular import Column
+from fedprism.errors import BadInput
+from fedprism.experiments import Outcome, ResultStore
+from fedprism.experiments.store import read_json
+from fedprism.files.json_text import as_number
+
+FORMAT = "fedprism-audit/1"
+PLAN, RESULTS, RUN = "plan.json", "results.json", "run.json"
+
+
+@dataclass(frozen=True)
+class Audit:
+    """A finished audit. Records are read one at a time, however many there are."""
+
+    root: Path
+    plan: Mapping[str, Any]
+    summary: Sequence[Mapping[str, Any]]
+    """One entry per configuration: means over its seeds, intervals, null baselines."""
+    skipped: Sequence[Mapping[str, str]]
+    columns: tuple[Column, ...] | None
+    """Of a table of which rows were kept."""
+    keys: tuple[str, ...]
+    """Cells in the order of the grid."""
+    gates: Sequence[Mapping[str, Any]] = ()
+    """What was asked for with --fail-above, and what came of it."""
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __iter__(self) -> Iterator[Outcome]:
+        return map(ResultStore(self.root).get, self.keys)
+
+    def samples(self, key: str) -> dict[str, Tensor] | None:
+        """Some samples of a cell beside what came back; None where none were kept."""
+        return ResultStore(self.root).samples(key)
+
+
+def load_audit(folder: str | Path) -> Audit:
+    """Read the folder of a finished audit."""
+    root = Path(folder)
+    document = read_json(root / RESULTS)
+    try:
+        keys = tuple(str(record["id"]) for record in document["records"])
+        if document["format"] != FORMAT or not all(len(key) == 16 and key.isalnum() for key in keys):
+            raise ValueError
+        columns = TypeAdapter(tuple[Column, ...] | None).validate_python(document["columns"])
+        gates = _numbers(document.get("gates", []))
+        return Audit(root, document["plan"], _numbers(document["summary"]), document["skipped"], columns, keys, gates)
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise BadInput(f"expected {RESULTS} of {FORMAT}, found another; run the audit again.") from error
+
+
+def _numbers(value: Any) -> Any:
+    """Words that stand for infinities become numbers again, but not in sentences."""
+    if isinstance(value, dict):
+        return {key: item if key in ("status", "reason") else _numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_numbers(item) for item in value]
+    return as_number(value)

@@ -1,0 +1,114 @@
+"""A capture that grows while a run is going on: after every round it is whole and can be loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from fedprism.captures.schema import MANIFEST, MOST_MANIFEST_BYTES, parse
+from fedprism.captures.writing import round_entry, save
+from fedprism.checks import shown
+from fedprism.errors import BadCapture, BadInput, FedprismError
+from fedprism.files.tensors import write_bytes, write_tensors
+from fedprism.types import Knowledge, Observation, Round, Update, same_tensors
+
+
+class CaptureFull(FedprismError):
+    """No further round goes into this capture."""
+
+
+class Sent(NamedTuple):
+    """The model that the last round was of."""
+
+    params: Update
+    buffers_before: Update | None
+
+
+class GrowingCapture:
+    """Writes rounds as they come, and keeps none of them in memory but the last model that was sent.
+
+    The folder is made with the first round. Tensors are written before the manifest that names them, so a run that is
+    killed leaves a capture of the rounds before. Where `knowledge` gives no batch size, the numbers of examples that
+    clients stated stand in for it.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        model: nn.Module | None = None,
+        knowledge: Knowledge | None = None,
+        source: str = "",
+    ) -> None:
+        self.folder = Path(folder).absolute()
+        if os.path.lexists(self.folder):
+            raise BadInput(
+                f"expected a new folder for the capture, found that {shown(self.folder.name)} exists; "
+                "choose another name."
+            )
+        self.model = model
+        self.knowledge = knowledge or Knowledge()
+        self.source = source
+        self._manifest: dict[str, Any] | None = None
+        self._sizes: list[int | None] = []
+        self._last: Sent | None = None
+
+    def append(self, rounds: Sequence[Round]) -> str:
+        """Add the updates of one round; the name of the file that holds the model they are of.
+
+        Raises `CaptureFull` where a reader would refuse the manifest for its length; the capture stays as it was.
+        """
+        sizes = [*self._sizes, *(sum(r.examples) if r.examples is not None else None for r in rounds)]
+        last, rest = self._last, rounds
+        if self._manifest is None:
+            first, *rest = rounds
+            save(
+                Observation(model=self.model, rounds=(first,), knowledge=self.knowledge, source=self.source),
+                self.folder,
+            )
+            self._manifest = json.loads((self.folder / MANIFEST).read_text())
+            last = Sent(first.params, first.buffers_before)
+        entries = list(self._manifest["rounds"])
+        for round_ in rest:
+            entries.append(self._entry(round_, len(entries), entries[-1], last))
+            last = Sent(round_.params, round_.buffers_before)
+        text = self._described({**self._manifest, "rounds": entries}, sizes)
+        if len(text) > MOST_MANIFEST_BYTES:
+            raise CaptureFull(
+                f"expected a {MANIFEST} of at most {MOST_MANIFEST_BYTES} bytes, found more after {len(entries)} "
+                "updates; record the rest of the run in another folder."
+            )
+        write_bytes(self.folder / MANIFEST, text)
+        self._manifest["rounds"], self._sizes, self._last = entries, sizes, last
+        name: str = entries[-1]["params"]
+        return name
+
+    def _entry(self, round_: Round, number: int, before: Mapping[str, Any], last: Sent | None) -> dict[str, Any]:
+        """The manifest's entry of a round; a model that the entry before names already is not written again."""
+
+        def file_of(field: str, name: str, tensors: Update) -> str:
+            if field in before and same_tensors(tensors, getattr(last, field, None)):
+                return str(before[field])
+            write_tensors(self.folder / name, tensors)
+            return name
+
+        return round_entry(round_, number, file_of)
+
+    def _described(self, manifest: dict[str, Any], sizes: Sequence[int | None]) -> bytes:
+        """The text of the manifest, with the batch sizes where they are all known and can be computed with."""
+        if self.knowledge.batch_size is None and all(sizes):
+            knowledge = {**manifest["knowledge"], "batch_size": sizes}
+            text = json.dumps({**manifest, "knowledge": knowledge}, indent=1).encode()
+            try:
+                parse(text)
+                return text
+            except BadCapture:
+                pass  # a client with more samples than may be computed with
+        text = json.dumps(manifest, indent=1).encode()
+        parse(text)
+        return text

@@ -1,0 +1,416 @@
+"""Reads and checks captures: `fedprism.captures.load`.
+
+Nothing in a capture is unpickled, imported or executed. A model is built only by a name from the table, and only once
+the tensors on disk have the shapes that such a model has, so that memory is asked for by what is there, not by claims.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Hashable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from fedprism import losses
+from fedprism.captures.schema import (
+    KNOWLEDGE_FILE,
+    LOCAL_FIELDS,
+    MANIFEST,
+    MOST_MANIFEST_BYTES,
+    PLAIN_FIELDS,
+    ROUND_FIELDS,
+    TENSOR_FIELDS,
+    TRAPDOOR_FILE,
+    UPDATE_FIELDS,
+    DefenseEntry,
+    KnowledgeEntry,
+    ModelEntry,
+    RoundEntry,
+    parse,
+)
+from fedprism.checks import row, shown
+from fedprism.defenses import DEFENSES, Defense, chain
+from fedprism.defenses.mixup import Told
+from fedprism.errors import BadCapture, BadInput
+from fedprism.files.tensors import Selection, TensorFile
+from fedprism.models import build
+from fedprism.types import Batch, Knowledge, Observation, Round, Update, is_soft
+
+T = TypeVar("T")
+GROUPED_FIELDS = ("labels", "public_data", *UPDATE_FIELDS)
+"""Knowledge of several tensors, written as `field.part`."""
+
+
+def load(folder: str | os.PathLike[str], *, model: nn.Module | None = None) -> Observation:
+    """Read and check a capture. `model` stands in for captures that name none, and overrules one that is named."""
+    capture = _Folder(Path(folder))
+    described = parse(capture.manifest())
+    named = described.model or ModelEntry()
+    try:
+        outline = model if model is not None else _outline(named)
+        layout = _Layout.of(outline)
+        rounds = tuple(_read_round(entry, position, capture, layout) for position, entry in enumerate(described.rounds))
+        classes = _classes(outline, described.knowledge) if model is None else None
+        entries = None if described.of_aggregates else len(rounds)
+        knowledge = _read_knowledge(described.knowledge, capture, entries, classes)
+        if knowledge.mixing is not None:
+            Told.of(knowledge.mixing, len(rounds))
+        trapdoor = capture.optional(TRAPDOOR_FILE)
+        capture.check_finite()
+        # A model that is handed in stays the caller's: its mode is not changed.
+        built = copy.deepcopy(model) if model is not None else _built(named)
+    except BadInput as error:
+        raise BadCapture(f"in the capture, {error}") from error
+    return Observation(
+        model=built.train(named.training) if built is not None else None,
+        rounds=rounds,
+        knowledge=knowledge,
+        trapdoor=dict(trapdoor) if trapdoor is not None else None,
+        subject=_subject(rounds),
+        source=described.source,
+    )
+
+
+class _Folder:
+    """The files of a capture. Each is opened once, whatever it is called; none may lie outside the folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.absolute()  # '.' has no name
+        self._files: dict[Path, TensorFile] = {}
+        self._known: dict[Hashable, Any] = {}
+
+    def path(self, name: str) -> Path:
+        """The regular file of this name inside the folder."""
+        try:
+            path = (self.root / name).resolve()
+            inside = path.is_relative_to(self.root.resolve()) and not Path(name).is_absolute()
+            problem = "" if inside and path.is_file() else "none" if inside else "a path that leaves the folder"
+        except (OSError, ValueError, RuntimeError):  # names with NUL bytes, too long names, loops of links
+            problem = "a name that cannot be one"
+        if problem:
+            raise BadCapture(
+                f"expected the file {shown(name)} inside the capture {shown(self.root.name)}, found {problem}; "
+                "correct the name or add the file."
+            )
+        return path
+
+    def manifest(self) -> bytes:
+        path = self.path(MANIFEST)
+        try:
+            with path.open("rb") as file:
+                text = file.read(MOST_MANIFEST_BYTES + 1)
+        except OSError as error:
+            raise BadCapture(f"expected a readable {MANIFEST}, found: {error.strerror}; correct that.") from error
+        if len(text) > MOST_MANIFEST_BYTES:
+            raise BadCapture(
+                f"expected a {MANIFEST} of at most {MOST_MANIFEST_BYTES} bytes, found more; split the capture."
+            )
+        return text
+
+    def open(self, name: str) -> TensorFile:
+        path = self.path(name)
+        if path not in self._files:
+            self._files[path] = TensorFile(path)
+        return self._files[path]
+
+    def optional(self, name: str) -> TensorFile | None:
+        return self.open(name) if os.path.lexists(self.root / name) else None
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What `make` returned for this key, so that a file which many rounds share is looked at once."""
+        if key not in self._known:
+            self._known[key] = make()
+        known: T = self._known[key]
+        return known
+
+    def check_finite(self) -> None:
+        """Last, because it reads the files through. Counts may be NaN where they are unknown."""
+        for path, file in self._files.items():
+            file.check_finite(nan_allowed=("counts",) if path.name == KNOWLEDGE_FILE else ())
+
+
+# --- the model -------------------------------------------------------------------------------------------------------
+
+
+def _outline(entry: ModelEntry) -> nn.Module | None:
+    """The named model without memory for its parameters; None where none is named."""
+    if "seed" in entry.kwargs:
+        raise BadCapture("expected only the model's own settings in model.kwargs, found 'seed'; remove it.")
+    with torch.device("meta"):
+        return _built(entry)
+
+
+def _built(entry: ModelEntry) -> nn.Module | None:
+    # The seed only keeps torch's global generator as it was: the parameters come with each round.
+    return build(entry.name, seed=0, **entry.kwargs) if entry.name is not None else None
+
+
+def _classes(outline: nn.Module | None, knowledge: KnowledgeEntry) -> int | None:
+    """How many classes the named model tells apart, once it is seen to accept inputs of the stated shape."""
+    if outline is None or knowledge.input_shape is None:
+        return None
+    try:
+        outputs: Tensor = outline.eval()(torch.empty(1, *knowledge.input_shape, device="meta"))
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise BadCapture(
+            f"expected an input_shape that the model accepts, found {list(knowledge.input_shape)}; "
+            "correct knowledge.input_shape or the model."
+        ) from error
+    return outputs.shape[-1]
+
+
+class _Layout(NamedTuple):
+    """Which tensors the model has. None: no model is given, and nothing is known."""
+
+    params: Update
+    buffers: Update
+    others: Update
+    """Second names of parameters (tied weights), which a state dict holds as well."""
+
+    @classmethod
+    def of(cls, model: nn.Module | None) -> _Layout | None:
+        if model is None:
+            return None
+        params = dict(model.named_parameters())
+        every = dict(model.named_parameters(remove_duplicate=False))
+        return cls(
+            params=params,
+            buffers=dict(model.named_buffers(remove_duplicate=False)),
+            others={name: tensor for name, tensor in every.items() if name not in params},
+        )
+
+    def all(self) -> Update:
+        return {**self.params, **self.buffers, **self.others}
+
+
+def _check_names(file: TensorFile, wanted: Iterable[str], allowed: Iterable[str], what: str) -> None:
+    known = set(allowed)
+    missing = next((f"no {shown(name)}" for name in wanted if name not in file), None)
+    extra = next((shown(name) for name in file if name not in known), None)
+    if missing or extra:
+        raise BadCapture(
+            f"expected {what} and nothing else in {file.name}, found {missing or extra}; "
+            "give the model that was trained, or record the round again."
+        )
+
+
+def _check_tensor(file: TensorFile, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """The shape must be this one. Real numbers must be floating-point; a counter may have been averaged to be so."""
+    if file.shape(name) != shape:
+        raise BadCapture(
+            f"expected shape {shown(shape)} for {shown(name)} in {file.name}, found {shown(file.shape(name))}; "
+            "give the model that was trained, or record the round again."
+        )
+    stated = file.dtype(name)
+    if (dtype.is_floating_point and not stated.is_floating_point) or (dtype == torch.bool) != (stated == torch.bool):
+        raise BadCapture(f"expected {dtype} for {shown(name)} in {file.name}, found {stated}; convert it.")
+
+
+# --- rounds ----------------------------------------------------------------------------------------------------------
+
+
+def _read_round(entry: RoundEntry, position: int, capture: _Folder, layout: _Layout | None) -> Round:
+    params_file, update_file = capture.open(entry.params), capture.open(entry.update)
+    params, buffers = capture.once(("params", params_file.path), lambda: _read_params(params_file, layout))
+    update, changes = capture.once(
+        ("update", params_file.path, update_file.path), lambda: _read_update(update_file, params_file, layout)
+    )
+    before = _read_buffers(entry.buffers_before, capture, layout) or buffers
+    after = _read_buffers(entry.buffers_after, capture, layout)
+    if after is None and before is not None and changes is not None and entry.kind == "delta":
+        after = {name: (before[name] + changes[name]).to(before[name].dtype) for name in changes if name in before}
+    return Round(
+        index=position if entry.index is None else entry.index,
+        params=params,
+        update=update,
+        kind=entry.kind,
+        reduction=entry.reduction,
+        clients=entry.clients,
+        participants=entry.participants,
+        examples=entry.examples,
+        buffers_before=before,
+        buffers_after=after,
+    )
+
+
+def _read_params(params: TensorFile, layout: _Layout | None) -> tuple[Update, Update | None]:
+    if layout is not None:
+        _check_names(params, layout.params, layout.all(), "the model's parameters and buffers")
+        for name, like in layout.all().items():
+            if name in params:
+                _check_tensor(params, name, tuple(like.shape), like.dtype)
+    return _split(params, layout)
+
+
+def _read_update(update: TensorFile, params: TensorFile, layout: _Layout | None) -> tuple[Update, Update | None]:
+    _check_names(update, (), params, "tensors that the parameters have")
+    for name in update:
+        _check_tensor(update, name, params.shape(name), params.dtype(name))
+    trained, buffers = _split(update, layout)
+    if not trained:
+        raise BadCapture(
+            f"expected the update of at least one parameter in {update.name}, found none; record the round again."
+        )
+    return trained, buffers
+
+
+def _split(file: TensorFile, layout: _Layout | None) -> tuple[Update, Update | None]:
+    """Parameters and buffers, which software that records whole state dicts does not separate."""
+    if layout is None or all(name in layout.params for name in file):
+        return file, None
+    buffers = Selection(file, (name for name in file if name in layout.buffers))
+    return Selection(file, (name for name in file if name in layout.params)), buffers or None
+
+
+def _read_buffers(name: str | None, capture: _Folder, layout: _Layout | None) -> Update | None:
+    if name is None:
+        return None
+    file = capture.open(name)
+
+    def check() -> TensorFile:
+        if layout is not None:
+            _check_names(file, (), layout.buffers, "the model's buffers")
+            for key in file:
+                _check_tensor(file, key, tuple(layout.buffers[key].shape), layout.buffers[key].dtype)
+        return file
+
+    return capture.once(("buffers", file.path), check)
+
+
+def _subject(rounds: tuple[Round, ...]) -> str | None:
+    """The participant, where all rounds are one and the same participant's."""
+    names = rounds[0].participants or ()
+    return names[0] if len(names) == 1 and all(round_.participants == names for round_ in rounds) else None
+
+
+# --- knowledge -------------------------------------------------------------------------------------------------------
+
+
+def _read_knowledge(entry: KnowledgeEntry, capture: _Folder, rounds: int | None, classes: int | None) -> Knowledge:
+    """`rounds` is how many entries a tuple has that goes with the rounds; None where it goes with the clients."""
+    values: dict[str, Any] = {name: getattr(entry, name) for name in (*PLAIN_FIELDS, *LOCAL_FIELDS)}
+    if entry.loss is not None:
+        row(losses.LOSSES, entry.loss, "loss")
+        values["loss"] = entry.loss
+    if entry.defense is not None:
+        parts = entry.defense if isinstance(entry.defense, tuple) else (entry.defense,)
+        values["defense"] = chain(*map(_read_defense, parts))
+    file = capture.optional(KNOWLEDGE_FILE)
+    if file is not None:
+        values.update(_read_tensors(file, rounds, entry.examples))
+    labels = values.get("labels")
+    if isinstance(labels, Tensor):
+        _check_labels(labels, entry.batch_size if isinstance(entry.batch_size, int) else None, classes)
+    elif labels is not None:
+        sizes = entry.batch_size if rounds is not None else None
+        for sample_labels, size in zip(
+            labels, sizes if isinstance(sizes, tuple) else [sizes] * len(labels), strict=True
+        ):
+            _check_labels(sample_labels, size, classes)
+    public = values.get("public_data")
+    if public is not None:
+        _check_public(public, entry.input_shape, classes)
+    return Knowledge(**values)
+
+
+def _read_defense(entry: DefenseEntry) -> Defense:
+    kind = row(DEFENSES, entry.name, "defense")
+    try:
+        return kind(**entry.kwargs)
+    except (TypeError, ValueError) as error:
+        raise BadCapture(
+            f"expected settings of the defense {entry.name}, found {shown(entry.kwargs)}; correct knowledge.defense."
+        ) from error
+
+
+def _read_tensors(file: TensorFile, rounds: int | None, examples: tuple[int, ...] | None) -> dict[str, Any]:
+    """The fields in the knowledge file: whole tensors, and mappings, sequences and batches as `field.part`."""
+    values, groups = _grouped(file)
+    if "labels" in groups:
+        if "labels" in values:
+            raise BadCapture(f"expected 'labels' once in {file.name}, found it whole and in parts; remove one.")
+        parts = groups.pop("labels")
+        count = rounds if rounds is not None else len(parts) if examples is None else len(examples)
+        values["labels"] = tuple(_exactly(file, "labels", parts, map(str, range(count))))
+    if "public_data" in groups:
+        values["public_data"] = Batch(*_exactly(file, "public_data", groups.pop("public_data"), ("inputs", "labels")))
+    for field in ROUND_FIELDS:
+        if any(name.startswith(f"{field}[") for name in groups):
+            values[field] = _one_per_round(file, field, groups, rounds or 0)
+    return {**values, **groups}
+
+
+def _grouped(file: TensorFile) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+    """Whole tensors by field, and those of fields in parts by field and part; unknown names are refused."""
+    values: dict[str, Any] = {}
+    groups: dict[str, dict[str, Tensor]] = {}
+    for name in file:
+        field, _, part = name.partition(".")
+        if name == "labels" or name in TENSOR_FIELDS:
+            values[name] = file[name]
+        elif part and (field in GROUPED_FIELDS or field.partition("[")[0] in ROUND_FIELDS):
+            groups.setdefault(field, {})[part] = file[name]
+        else:
+            raise BadCapture(f"expected knowledge fields in {file.name}, found {shown(name)}; remove or rename it.")
+        if len(file.shape(name)) != TENSOR_FIELDS.get(name, len(file.shape(name))):
+            raise BadCapture(
+                f"expected '{name}' of {TENSOR_FIELDS[name]} dimensions in {file.name}, found shape "
+                f"{shown(file.shape(name))}; correct it."
+            )
+    return values, groups
+
+
+def _one_per_round(
+    file: TensorFile, field: str, groups: dict[str, dict[str, Tensor]], rounds: int
+) -> tuple[dict[str, Tensor], ...]:
+    """The mappings `field[0]`, `field[1]`, ..., taken out of the groups."""
+    names = sorted(name for name in groups if name.startswith(f"{field}["))
+    expected = [f"{field}[{number}]" for number in range(rounds)]
+    if field in groups or names != sorted(expected):
+        raise BadCapture(
+            f"expected '{field}' once or as {field}[0], ... for each round seen client by client in {file.name}, found "
+            f"{shown(names)}; correct it."
+        )
+    return tuple(groups.pop(name) for name in expected)
+
+
+def _exactly(file: TensorFile, field: str, parts: dict[str, Tensor], wanted: Iterable[str]) -> list[Tensor]:
+    """The wanted parts in their order, once there are no others."""
+    names = list(wanted)
+    if odd := sorted(parts.keys() ^ set(names)):
+        problem = "an unexpected" if odd[0] in parts else "no"
+        raise BadCapture(
+            f"expected {len(names)} parts of '{field}' in {file.name}, found {problem} {shown(f'{field}.{odd[0]}')}; "
+            "write one for each and no others."
+        )
+    return [parts[name] for name in names]
+
+
+def _check_labels(labels: Tensor, batch_size: int | None, classes: int | None) -> None:
+    if is_soft(labels):
+        fits = bool((labels >= 0).all()) and classes in (None, labels.shape[1])
+    else:
+        fits = labels.dtype == torch.int64 and labels.dim() == 1 and bool((labels >= 0).all())
+        fits = fits and (classes is None or bool((labels < classes).all()))
+    if not fits:
+        raise BadCapture(
+            f"expected labels as int64 class numbers or as rows of class weights, of "
+            f"{'the' if classes is None else classes} classes, found {labels.dtype} of shape "
+            f"{shown(tuple(labels.shape))} with values from {labels.min():g} to {labels.max():g}; correct them."
+        )
+    if batch_size is not None and len(labels) != batch_size:
+        raise BadCapture(f"expected {batch_size} labels, as batch_size says, found {len(labels)}; correct one of them.")
+
+
+def _check_public(data: Batch, input_shape: tuple[int, ...] | None, classes: int | None) -> None:
+    shape = tuple(data.inputs.shape)
+    if not data.inputs.dtype.is_floating_point or len(shape) < 2 or input_shape not in (None, shape[1:]):
+        raise BadCapture(
+            f"expected public_data.inputs as floating-point numbers of shape {shown(input_shape or 'input_shape')}, "
+            f"found {data.inputs.dtype} of shape {shown(shape)}; correct one of them."
+        )
+    _check_labels(data.labels, shape[0], classes)

@@ -1,0 +1,166 @@
+"""Writes captures: `fedprism.captures.save`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from fedprism import losses
+from fedprism.captures.schema import (
+    FORMAT,
+    KNOWLEDGE_FILE,
+    LOCAL_FIELDS,
+    MANIFEST,
+    PLAIN_FIELDS,
+    TENSOR_FIELDS,
+    TRAPDOOR_FILE,
+    UPDATE_FIELDS,
+    parse,
+)
+from fedprism.checks import shown
+from fedprism.defenses import DEFENSES, Defense
+from fedprism.errors import BadInput
+from fedprism.files.tensors import write_bytes, write_tensors
+from fedprism.models import spec_of
+from fedprism.types import Knowledge, Observation, Round, Update
+
+
+def save(observation: Observation, folder: str | os.PathLike[str]) -> Path:
+    """Write an observation as a new capture; the folder appears only when everything is written."""
+    target = Path(folder).absolute()
+    if os.path.lexists(target):
+        raise BadInput(
+            f"expected a new folder for the capture, found that {shown(target.name)} exists; choose another name."
+        )
+    files: dict[str, Update] = {}
+    manifest = _manifest(observation, files)
+    # Beside the first folder that exists: on the same disk, and no folder is left behind where writing fails.
+    existing = next(parent for parent in target.parents if parent.exists())
+    try:
+        staging = Path(tempfile.mkdtemp(dir=existing, prefix=".fedprism-"))
+        try:
+            for name, tensors in files.items():
+                write_tensors(staging / name, tensors)
+            write_bytes(staging / MANIFEST, manifest)
+            os.chmod(staging, 0o755)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            staging.rename(target)
+        except BaseException:
+            shutil.rmtree(staging, ignore_errors=True)
+            raise
+    except OSError as error:
+        raise BadInput(
+            f"expected to write the capture {shown(target.name)}, found: {error.strerror}; choose a place with room "
+            "that you may write to."
+        ) from error
+    return Path(folder)
+
+
+def _manifest(observation: Observation, files: dict[str, Update]) -> bytes:
+    """The text of capture.json; the tensors that belong beside it are added to `files`, by file name."""
+    described = {
+        "format": FORMAT,
+        "model": _model_entry(observation.model),
+        "knowledge": _knowledge_entry(observation.knowledge, files),
+        "rounds": _round_entries(observation.rounds, files),
+        "source": observation.source,
+    }
+    if observation.trapdoor is not None:
+        files[TRAPDOOR_FILE] = observation.trapdoor
+    try:
+        text = json.dumps(described, indent=1).encode()
+    except TypeError as error:
+        raise BadInput(
+            f"expected knowledge that JSON can hold to write a capture, found that {error}; withhold it."
+        ) from error
+    parse(text)  # what is written can be read
+    return text
+
+
+def _model_entry(model: nn.Module | None) -> dict[str, Any]:
+    spec = spec_of(model) if model is not None else None
+    entry: dict[str, Any] = {"name": spec.name, "kwargs": dict(spec.kwargs)} if spec else {"name": None}
+    if model is not None and not model.training:
+        entry["training"] = False
+    return entry
+
+
+def _knowledge_entry(knowledge: Knowledge, files: dict[str, Update]) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        name: getattr(knowledge, name)
+        for name in (*PLAIN_FIELDS, *LOCAL_FIELDS)
+        if getattr(knowledge, name) is not None
+    }
+    if knowledge.loss is not None:
+        entry["loss"] = losses.name_of(knowledge.loss)
+        if entry["loss"] is None:
+            raise BadInput(
+                f"expected a loss out of {', '.join(losses.LOSSES)} to write a capture, found a function of its own; "
+                "withhold the loss or use one of these."
+            )
+    if knowledge.defense is not None:
+        entry["defense"] = [_defense_entry(part) for part in knowledge.defense.members]
+    if tensors := _knowledge_tensors(knowledge):
+        files[KNOWLEDGE_FILE] = tensors
+    return entry
+
+
+def _defense_entry(defense: Defense) -> dict[str, Any]:
+    name = next((name for name, known in DEFENSES.items() if known is type(defense)), None)
+    if name is None:
+        raise BadInput(
+            f"expected a defense out of {', '.join(DEFENSES)} to write a capture, found {shown(defense)}; withhold it."
+        )
+    return {"name": name, "kwargs": dataclasses.asdict(defense)}  # type: ignore[call-overload]
+
+
+def _knowledge_tensors(knowledge: Knowledge) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {
+        name: getattr(knowledge, name) for name in TENSOR_FIELDS if getattr(knowledge, name) is not None
+    }
+    if isinstance(knowledge.labels, tuple):
+        tensors.update({f"labels.{number}": labels for number, labels in enumerate(knowledge.labels)})
+    elif knowledge.labels is not None:
+        tensors["labels"] = knowledge.labels
+    for name in UPDATE_FIELDS:
+        value = getattr(knowledge, name) or {}
+        fields = {f"{name}[{number}]": update for number, update in enumerate(value)}
+        for field, update in (fields if isinstance(value, tuple) else {name: value}).items():
+            tensors.update({f"{field}.{key}": tensor for key, tensor in update.items()})
+    if knowledge.public_data is not None:
+        tensors["public_data.inputs"] = knowledge.public_data.inputs
+        tensors["public_data.labels"] = knowledge.public_data.labels
+    return tensors
+
+
+def _round_entries(rounds: tuple[Round, ...], files: dict[str, Update]) -> list[dict[str, Any]]:
+    names: dict[int, str] = {}  # rounds that share a mapping of tensors share its file
+
+    def file_of(name: str, tensors: Update) -> str:
+        if id(tensors) not in names:
+            names[id(tensors)] = name
+            files[name] = tensors
+        return names[id(tensors)]
+
+    return [round_entry(round_, number, lambda _, *file: file_of(*file)) for number, round_ in enumerate(rounds)]
+
+
+def round_entry(round_: Round, number: int, file_of: Callable[[str, str, Update], str]) -> dict[str, Any]:
+    """What the manifest says of a round. `file_of(field, name, tensors)` gives the file that holds the tensors."""
+    entry = {name: getattr(round_, name) for name in ("index", "kind", "reduction", "clients")}
+    for name in ("participants", "examples"):
+        if getattr(round_, name) is not None:
+            entry[name] = list(getattr(round_, name))
+    for name in ("params", "update", "buffers_before", "buffers_after"):
+        if getattr(round_, name) is not None:
+            file = f"{name.replace('_', '-')}-{number}.safetensors"
+            entry[name] = file_of(name, file, getattr(round_, name))
+    return entry

@@ -1,0 +1,117 @@
+"""What `fedprism attack` does; the command line only reads the flags."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from safetensors.torch import save
+from torch import Tensor
+
+from fedprism import captures, runner
+from fedprism.attacks import ATTACKS, flags
+from fedprism.checks import row
+from fedprism.errors import BadInput
+from fedprism.evaluation import scoring
+from fedprism.evaluation.residuals import residual
+from fedprism.files import json_text, pictures, publishing
+from fedprism.metrics import METRICS
+from fedprism.models import factory
+from fedprism.types import Observation, Reconstruction, Record
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def carry_out(
+    capture: Sequence[str],
+    name: str,
+    *,
+    siblings: Sequence[str],
+    model: str | None,
+    truth: str | None,
+    metrics: Sequence[str],
+    allow_download: bool,
+    output: Path,
+    seed: int,
+    device: str | None,
+) -> list[Table | str]:
+    """Attack a capture, write what came of it, and return what is printed.
+
+    `capture` holds the folder and settings of the attack as flags; `siblings` are flags of the command itself.
+    """
+    publishing.require_writable(output)
+    attack, folders = flags.apply(capture, row(ATTACKS, name, "method of attack")(), siblings=siblings)
+    if len(folders) != 1:
+        raise BadInput(f"expected one capture folder, found {' and '.join(folders) or 'none'}; name one.")
+    observation = captures.load(folders[0], model=factory.from_factory(model) if model else None)
+    known = scoring.load_truth(truth) if truth else None
+    for word in metrics:  # before a long computation, not after it
+        row(METRICS, word, "metric")
+    missing = sorted(attack.needs - observation.granted())
+    if missing:
+        untold = " and ".join(f"'{field}'" for field in missing)
+        raise BadInput(
+            f"{name} needs to know {untold}, which the capture does not tell; write it under knowledge in "
+            "capture.json, or name the model with --model."
+        )
+    answer = runner.run(attack, observation, seed=seed, device=device)
+    scores = None
+    if known is not None and answer.inputs is not None:
+        scores = scoring.score(answer, known, metrics=metrics, allow_download=allow_download)
+    record = Record(
+        kind="attack",
+        cell={
+            **{"attack": name, "settings": repr(attack), "source": observation.source},
+            **({"owners": answer.owners} if answer.owners else {}),
+        },
+        knowledge_used=tuple(sorted(answer.knowledge_used)),
+        scores=dataclasses.asdict(scores) if scores else None,
+        residual=residual(observation, answer),
+        status=str(answer.status),
+        seed=seed,
+        versions=json_text.versions(),
+    )
+    files = result_files(observation, answer, record)
+    publishing.publish(output, files, stale=("record.json", "recovered-*.png", "update-*.safetensors"))
+    return [summary(record, files), *([str(scores)] if scores else [])]
+
+
+def result_files(observation: Observation, reconstruction: Reconstruction, record: Record) -> dict[str, bytes]:
+    """The files of one attack: tensors, updates by their number, a picture a recovered image and, last, the record."""
+    tensors = {
+        "inputs": reconstruction.inputs,
+        "labels": reconstruction.labels,
+        "properties": reconstruction.properties,
+    }
+    images = pictures.as_pixels(observation, reconstruction) if pictures.shows_images(reconstruction) else ()
+    return {
+        "reconstruction.safetensors": _saved(tensors),
+        **{f"update-{k}.safetensors": _saved(update) for k, update in enumerate(reconstruction.updates or ())},
+        **{f"recovered-{number}.png": pictures.png(picture) for number, picture in enumerate(images)},
+        "record.json": json_text.as_json(dataclasses.asdict(record)),
+    }
+
+
+def _saved(tensors: Mapping[str, Tensor | None]) -> bytes:
+    return save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items() if tensor is not None})
+
+
+def summary(record: Record, files: Mapping[str, bytes]) -> Table:
+    """What a person wants to know first about an attack that has run."""
+    from rich import box  # slow to import, and few who read or write results draw tables
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
+    explained = "cannot be told" if record.residual is None else f"{record.residual:.3g} of the update left unexplained"
+    table.add_row("attack", str(record.cell["settings"]))
+    table.add_row("status", record.status)
+    table.add_row("residual", explained)
+    table.add_row("images", str(sum(name.endswith(".png") for name in files)))
+    updates = sum(name.startswith("update-") for name in files)
+    if updates:
+        table.add_row("updates", str(updates))
+    table.add_row("knowledge used", ", ".join(record.knowledge_used))
+    return table

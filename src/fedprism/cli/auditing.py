@@ -1,0 +1,166 @@
+"""What `fedprism audit` and `fedprism plan init` do; the command line only reads the flags."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from fedprism import report
+from fedprism.audit import Setup, estimate, exports, lay_out, parse_gate, prepare, run_audit, template, verdicts
+from fedprism.audit.execution import AuditProgress, Listener
+from fedprism.audit.grid import Grid, configurations
+from fedprism.audit.summary import summarised, title
+from fedprism.errors import BadInput
+from fedprism.files import publishing
+from fedprism.runtime import devices
+from fedprism.runtime.executors import Executor, Processes, RayCluster
+
+MOST_LISTED = 40
+"""Configurations that --dry-run lists before it counts the rest."""
+LOCAL = "local"
+MOST_A_GPU = 8
+"""Cells that share a GPU in a local Ray."""
+
+
+def carry_out(
+    path: Path,
+    output: Path,
+    *,
+    console: Console,
+    errors: Console,
+    resume: bool = False,
+    workers: int | None = None,
+    ray: str | None = None,
+    fail_above: Sequence[str] = (),
+    dry_run: bool = False,
+    data_dir: Path | None = None,
+    allow_download: bool = False,
+    device: str | None = None,
+) -> int:
+    """Audit a plan and return the exit code: 1 where a gate is closed."""
+    if workers is not None and ray is not None:
+        raise BadInput("expected --workers or --ray, found both; leave one out.")
+    setup = prepare(path, data_dir=data_dir, allow_download=allow_download)
+    if ray is not None and setup.plan.limits.seconds is not None:
+        raise BadInput(
+            "expected --workers for a plan with limits.seconds, found --ray, which gives no cell up; leave one out."
+        )
+    metrics = setup.plan.scores.metrics
+    gates = [parse_gate(text, [*metrics, "columns"]) for text in fail_above]
+    place = _place(device, elsewhere=ray not in (None, LOCAL) and not dry_run)
+    if not dry_run:
+        publishing.require_writable(output)
+    grid = lay_out(setup)
+    setup.require_metrics()
+    if dry_run:
+        _show_grid(setup, grid, device, console)
+        return 0
+    executor = _executor(setup, grid, workers, ray, place)
+    with _bar(errors) as listen:
+        finished = run_audit(
+            setup, output, resume=resume, executor=executor, device=device, gates=gates, listen=listen, grid=grid
+        )
+    page = report.conclude(setup, output)
+    rows = summarised(finished)
+    console.print(exports.table(rows, metrics))
+    for row in rows:
+        for reason in row.reasons:
+            console.print(f"- {title(row.cell)}: {reason}", soft_wrap=True)
+    console.print(f"The report, with what was not tested and why: {page}", soft_wrap=True)
+    closed = verdicts(rows, gates)
+    for sentence in closed:
+        console.print(sentence, soft_wrap=True)
+    return 1 if closed else 0
+
+
+def write_plan(path: Path, model: str | None, data: str | None, console: Console) -> None:
+    """Write a commented plan; an existing file is left alone."""
+    if path.exists():
+        raise BadInput(f"expected a new file for the plan, found '{path}'; choose another name with -o.")
+    publishing.require_writable(path.parent)
+    path.write_text(template.text(model, data))
+    console.print(f"{path} is a plan with every key explained. Next: fedprism audit {path} --dry-run", soft_wrap=True)
+
+
+def _place(device: str | None, *, elsewhere: bool) -> torch.device:
+    """Where cells run. Machines of a cluster have GPUs of their own, whatever this one has."""
+    if elsewhere and device is not None:
+        return torch.device("cuda" if device.startswith("cuda") else "cpu")
+    return devices.pick(device)
+
+
+def _executor(setup: Setup, grid: Grid, workers: int | None, ray: str | None, place: torch.device) -> Executor:
+    """Always processes of their own: a cell that crashes, or is killed, is then one failed record.
+
+    A cluster of other machines, of whose GPUs nothing is known, gives each cell a whole one.
+    """
+    if ray == LOCAL:
+        gpus = 1 / estimate.workers_that_fit(setup, grid, MOST_A_GPU, place) if place.type == "cuda" else 0.0
+        return RayCluster(gpus=gpus)
+    if ray is not None:
+        return RayCluster(address=ray, gpus=1.0 if place.type == "cuda" else 0.0)
+    fitting = estimate.workers_that_fit(setup, grid, workers or 1, place)
+    return Processes(workers=fitting, timeout=setup.plan.limits.seconds)
+
+
+def _show_grid(setup: Setup, grid: Grid, device: str | None, console: Console) -> None:
+    listed = list(configurations(grid.cells))
+    for cell, members in listed[:MOST_LISTED]:
+        console.print(f"{len(members):>4} x  {title(cell)}", soft_wrap=True)
+    if len(listed) > MOST_LISTED:
+        console.print(f"        and {len(listed) - MOST_LISTED} further configurations")
+    for each in grid.skipped:
+        console.print(f"not tested: {each.what}: {each.why}", soft_wrap=True)
+    cells = "1 cell" if len(grid.cells) == 1 else f"{len(grid.cells)} cells"
+    console.print(f"{cells}, {estimate.estimate(setup, grid, device)}", soft_wrap=True)
+
+
+@contextmanager
+def _bar(console: Console) -> Iterator[Listener]:
+    """A bar with the time left on a terminal, elsewhere a line every tenth of the way."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    if not console.is_terminal:
+        yield _lines(console)
+        return
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left:"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("cells", total=None)
+
+        def listen(progress: AuditProgress) -> None:
+            if progress.outcome is None:  # cells of an earlier run say nothing about how fast this one is
+                bar.reset(task, total=progress.total - progress.earlier)
+            bar.update(task, completed=progress.done - progress.earlier)
+
+        yield listen
+
+
+def _lines(console: Console) -> Listener:
+    last = -1
+
+    def listen(progress: AuditProgress) -> None:
+        nonlocal last
+        tenth = 10 * progress.done // max(progress.total, 1)
+        if tenth > last and progress.outcome is not None:
+            last = tenth
+            console.print(f"{progress.done} of {progress.total} cells")
+
+    return listen

@@ -1,0 +1,93 @@
+"""The command line: one file per command.
+
+Exit codes: 0 done; 1 a gate of an audit is closed; 2 bad input, missing knowledge or a method that does not apply; 3 an
+error of fedprism itself; 130 interrupted. torch is imported inside the commands, so that `fedprism --help` answers at
+once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from fedprism.cli.attack import attack
+from fedprism.cli.audit import audit
+from fedprism.cli.demo import demo
+from fedprism.cli.inspect import inspect
+from fedprism.cli.list import list_table
+from fedprism.cli.plan import plans
+from fedprism.cli.report import report
+from fedprism.cli.reproduce import reproduce
+from fedprism.cli.terminal import complain
+from fedprism.errors import FedprismError, out_of_memory
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+# The base class of click's errors, reached through typer: whichever click typer brings along is the one that raises.
+CommandLineError: type[Exception] = typer.BadParameter.__mro__[2]
+
+
+@app.callback(invoke_without_command=True)
+def _fedprism(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and stop.")] = False,
+) -> None:
+    """Shows what a federated-learning update gives away about the people behind it, and what a defense really buys."""
+    from fedprism import __version__
+
+    if version:
+        typer.echo(f"fedprism {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+app.command()(demo)
+app.command(context_settings={"ignore_unknown_options": True})(attack)
+app.command()(audit)
+app.command()(report)
+app.add_typer(plans, name="plan")
+app.command()(reproduce)
+app.command()(inspect)
+app.command("list")(list_table)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code; no exception leaves it."""
+    try:
+        command = typer.main.get_command(app)
+        answer = command.main(
+            args=None if arguments is None else list(arguments), prog_name="fedprism", standalone_mode=False
+        )
+        sys.stdout.flush()
+        return answer if isinstance(answer, int) else 0
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except (BrokenPipeError, SystemExit) as error:
+        # click and rich make SystemExit(1) of a closed pipe, but 1 means something else here.
+        if not isinstance(error.__context__ if isinstance(error, SystemExit) else error, BrokenPipeError):
+            return complain(f"expected an attack to run, found that the model ended the program ({error}); correct it.")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read our output has seen enough
+        return 0
+    except CommandLineError as error:
+        message = getattr(error, "format_message", error.__str__)()
+        return complain(f"{message.rstrip('.')}; see fedprism --help.")
+    except FedprismError as error:
+        return complain(str(error))
+    except OSError as error:
+        return complain(f"expected a usable file or folder, found {error}; check its name, permissions and disk.")
+    except Exception as error:
+        if out_of_memory(error):
+            return complain("expected enough memory for this attack, found too little; use a smaller model or batch.")
+        if os.environ.get("FEDPRISM_DEBUG") == "1":
+            traceback.print_exc()
+        return complain(
+            f"this is a bug in fedprism, please report it ({type(error).__name__}: {error}); "
+            "FEDPRISM_DEBUG=1 shows where.",
+            code=3,
+        )

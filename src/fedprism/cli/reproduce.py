@@ -1,0 +1,75 @@
+"""`fedprism reproduce`: tables of papers, from the distribution fedprism-papers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedprism.cli.options import Device, Seed
+from fedprism.cli.terminal import console_for, progress_bar
+from fedprism.errors import BadInput
+
+
+def reproduce(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe of `fedprism list recipes`.")],
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Embedded photographs and a small network: under a minute, no data folder.")
+    ] = False,
+    data_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder with the data sets; else FEDPRISM_DATA names it.")
+    ] = None,
+    batches: Annotated[int | None, typer.Option(min=1, metavar="K", help="Batches a cell; else the paper's.")] = None,
+    sizes: Annotated[str | None, typer.Option(metavar="N,N,...", help="Batch sizes; else the paper's.")] = None,
+    iterations: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Iterations of the re-run baselines; else the paper's.")
+    ] = None,
+    inverted: Annotated[
+        int | None, typer.Option(min=1, metavar="K", help="Images a batch to render from features; else the paper's.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Folder for the results; else fedprism-RECIPE.")
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Parts at a time, where a recipe has such (docs/recipes.md)."),
+    ] = None,
+    seed: Seed = 0,
+    device: Device = None,
+) -> None:
+    """Run a table of a paper again, one of `fedprism list recipes`: its numbers beside what is measured here."""
+    from fedprism.checks import row
+    from fedprism.cli.papers import papers
+    from fedprism.files import publishing
+
+    tables = papers()
+    chosen = row(tables.RECIPES, recipe, "recipe")
+    folder = output or Path(f"fedprism-{recipe}")
+    publishing.require_writable(folder)
+    settings = tables.Settings(
+        quick=quick,
+        batches=batches,
+        sizes=_whole_numbers(sizes) if sizes is not None else None,
+        iterations=iterations,
+        inverted=inverted,
+        seed=seed,
+        data_dir=data_dir,
+        device=device,
+        workers=workers,
+    )
+    with progress_bar() as announce:
+        rows = tables.carry_out(chosen, settings, folder, announce)
+    console = console_for()
+    console.print(tables.table(chosen, rows))
+    for note in tables.notes(chosen, settings, rows):
+        console.print(f"- {note}")
+    console.print(f"The table with its pictures: {folder / 'table.md'}")
+
+
+def _whole_numbers(text: str) -> tuple[int, ...]:
+    """The numbers of "32,64"."""
+    try:
+        return tuple(int(word) for word in text.split(","))
+    except ValueError as error:
+        raise BadInput(f"expected --sizes as whole numbers like 32,64, found '{text}'; correct it.") from error

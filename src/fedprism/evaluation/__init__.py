@@ -1,0 +1,1 @@
+"""Comparing a reconstruction with the truth, and saying in words how much came back."""

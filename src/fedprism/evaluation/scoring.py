@@ -1,0 +1,240 @@
+"""Compares a reconstruction with the truth. The only place, beside the simulator, where the two meet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from fedprism import metrics as metric_table
+from fedprism.checks import row
+from fedprism.errors import BadInput
+from fedprism.metrics import LpipsUnavailable, Metric, avd_floor, mse_matrix
+from fedprism.pixels import stretched, to_pixels
+from fedprism.truth import Truth, load_truth, save_truth
+from fedprism.types import Ambiguity, Reconstruction, Update, is_soft
+
+__all__ = [
+    "Match",
+    "ParticipationScores",
+    "Scores",
+    "load_truth",
+    "match",
+    "save_truth",
+    "score",
+    "score_participation",
+    "score_updates",
+]
+
+DEFAULT_METRICS = ("mse", "psnr", "ssim", "avd")
+NO_ANSWER = 2.0
+"""What it costs to give a sample an answer without a finite value: more than any error between pixels."""
+
+
+class Match(NamedTuple):
+    """Pixels in [0, 1] side by side; row i of each tensor belongs to the truth's i-th sample."""
+
+    recovered: Tensor
+    truth: Tensor
+    rows: tuple[int | None, ...]
+    """Which row of the reconstruction was taken for each sample; None: there was none left."""
+    resolved: frozenset[Ambiguity]
+    """The ambiguities that were resolved by looking at the truth, all of them declared by the attack."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """One value for each private sample and metric; None where the attack returned nothing for the sample."""
+
+    values: Mapping[str, tuple[float | None, ...]]
+    rows: tuple[int | None, ...]
+    resolved: frozenset[Ambiguity]
+    labels_match: bool | None = None
+    """Whether the recovered labels are the true ones, as a multiset; None where the attack gives none."""
+    unavailable: Mapping[str, str] = field(default_factory=dict)
+    """Why a metric has no value."""
+
+    def mean(self, metric: str) -> float:
+        """Mean over the samples that were given an answer; NaN where there are none."""
+        present = [value for value in self.values[metric] if value is not None]
+        return sum(present) / len(present) if present else math.nan
+
+    def __str__(self) -> str:
+        answered = sum(number is not None for number in self.rows)
+        lines = [f"{answered} of {len(self.rows)} samples answered"]
+        lines += [f"{name:>12}  mean {self.mean(name):.4g}" for name in self.values]
+        lines += [f"{name:>12}  not available: {reason}" for name, reason in self.unavailable.items()]
+        if self.labels_match is not None:
+            lines.append(f"{'labels':>12}  {'all right' if self.labels_match else 'not all right'}")
+        return "\n".join(lines)
+
+
+def score(
+    reconstruction: Reconstruction,
+    truth: Truth,
+    *,
+    metrics: Sequence[str] = DEFAULT_METRICS,
+    allow_download: bool = False,
+    matched: Match | None = None,
+) -> Scores:
+    """Score each private sample. Ambiguities are resolved once, by mean squared error, for all metrics alike.
+
+    Metrics for images are left out for other inputs. `allow_download` lets LPIPS fetch its network. `matched`: what
+    `match` makes of the two, if that is known already.
+    """
+    matched = matched or match(reconstruction, truth)
+    answered = torch.tensor([number is not None for number in matched.rows])
+    values: dict[str, tuple[float | None, ...]] = {}
+    unavailable: dict[str, str] = {}
+    for name in metrics:
+        metric = row(metric_table.METRICS, name, "metric")
+        if metric.images_only and not _are_images(matched.truth):
+            unavailable[name] = f"{name} is for images, these inputs have shape {tuple(matched.truth.shape[1:])}"
+            continue
+        try:
+            values[name] = _values(metric, name, matched, answered, allow_download)
+        except (LpipsUnavailable, ValueError) as reason:
+            unavailable[name] = str(reason)
+    if "avd" in values:  # a blank image scores low on AVD too: the value means nothing without this floor
+        values["avd_floor"] = tuple(map(float, avd_floor(matched.truth)))
+    return Scores(
+        values=values,
+        rows=matched.rows,
+        resolved=matched.resolved,
+        labels_match=_labels_match(reconstruction.labels, truth.labels),
+        unavailable=unavailable,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParticipationScores:
+    """How much of who took part was found. A column is one client, under its own name: no order is resolved."""
+
+    entries: float
+    """The part of the (round, client) entries that are right; guessing that nobody took part has most of them, too."""
+    columns: tuple[bool, ...]
+    """For each client, whether it is right in every round."""
+
+    @property
+    def exact(self) -> float:
+        """The part of the clients that are right in every round."""
+        return sum(self.columns) / len(self.columns)
+
+
+def score_participation(matrix: Tensor, truth: Truth) -> ParticipationScores:
+    """Compare a participation matrix, (rounds, clients) of True and False, with the truth."""
+    if truth.participation is None:
+        raise BadInput("expected a truth that says who took part, found none; simulate the scenario again.")
+    if matrix.shape != truth.participation.shape:
+        raise BadInput(
+            f"expected participation of shape {tuple(truth.participation.shape)}, found {tuple(matrix.shape)}; "
+            "score against the truth of the same scenario."
+        )
+    right = matrix.cpu() == truth.participation
+    return ParticipationScores(entries=float(right.double().mean()), columns=tuple(right.all(0).tolist()))
+
+
+def score_updates(reconstruction: Reconstruction, truth: Truth) -> dict[str, float | None]:
+    """How far each client's update is off, |found - true| / |true|, by client and in the order of the truth.
+
+    None where the attack has none for the client. Clients who never took part, or sent zeros, are left out.
+    """
+    if truth.updates is None:
+        raise BadInput(
+            "expected a truth with one update a client, found none; simulate a frozen scenario, or one round, with a "
+            "threat model that sees aggregates."
+        )
+    if reconstruction.updates is None or reconstruction.owners is None:
+        raise BadInput("expected a reconstruction of updates with owners to score, found none; run a disaggregation.")
+    by_owner = dict(zip(reconstruction.owners, reconstruction.updates, strict=True))
+    errors: dict[str, float | None] = {}
+    for number, update in enumerate(truth.updates):
+        name = f"client-{number}"
+        length = math.sqrt(sum(float(tensor.double().square().sum()) for tensor in (update or {}).values()))
+        if update is not None and length > 0:
+            errors[name] = _distance(by_owner[name], update) / length if name in by_owner else None
+    return errors
+
+
+def _distance(recovered: Update, truth: Update) -> float:
+    if set(recovered) != set(truth) or any(recovered[name].shape != truth[name].shape for name in truth):
+        raise BadInput(
+            "expected an update with the tensors that clients sent, found others; score against the truth of the same "
+            "scenario."
+        )
+    missed = (recovered[name].cpu().double() - tensor.double() for name, tensor in truth.items())
+    return math.sqrt(sum(float(difference.square().sum()) for difference in missed))
+
+
+def match(reconstruction: Reconstruction, truth: Truth) -> Match:
+    """Put the reconstruction in the truth's order, in pixels, resolving only what the attack declares ambiguous."""
+    if reconstruction.inputs is None:
+        raise BadInput("expected a reconstruction with inputs to score, found none; run an attack that returns inputs.")
+    if reconstruction.inputs.shape[1:] != truth.inputs.shape[1:]:
+        raise BadInput(
+            f"expected reconstructed inputs of shape {tuple(truth.inputs.shape[1:])}, "
+            f"found {tuple(reconstruction.inputs.shape[1:])}; score against the truth of the same scenario."
+        )
+    original = to_pixels(truth.inputs, truth.bounds, truth.normalization)
+    # (versions, samples, ...): what the reconstruction looks like under each choice of an undetermined sign or scale
+    versions = torch.stack(_versions(reconstruction, truth))
+    errors = torch.stack([mse_matrix(version, original) for version in versions])
+    cost, version_of = errors.min(dim=0)
+    # Squared errors are no distances: an answer that says nothing could take a sample from the one that is right.
+    says_something = torch.isfinite(reconstruction.inputs.detach()).flatten(1).any(1).cpu()
+    cost[~says_something] = NO_ANSWER
+    pairs = _assign(cost, order_known="order" not in reconstruction.ambiguity)
+    rows: list[int | None] = [None] * len(original)
+    recovered = torch.zeros_like(original)
+    for found_row, truth_row in pairs:
+        rows[truth_row] = found_row
+        recovered[truth_row] = versions[version_of[found_row, truth_row], found_row]
+    return Match(recovered, original, tuple(rows), reconstruction.ambiguity)
+
+
+def _versions(reconstruction: Reconstruction, truth: Truth) -> list[Tensor]:
+    """Everything the reconstruction may mean, given what it leaves open.
+
+    An unknown sign is tried both ways. An unknown scale is set by stretching each sample to the full pixel range, after
+    which a flipped sign is the negative image.
+    """
+    assert reconstruction.inputs is not None
+    inputs = reconstruction.inputs
+    if "scale" in reconstruction.ambiguity:
+        full = stretched(inputs)
+        return [full, 1 - full] if "sign" in reconstruction.ambiguity else [full]
+    signs = (1, -1) if "sign" in reconstruction.ambiguity else (1,)
+    return [to_pixels(sign * inputs, truth.bounds, truth.normalization) for sign in signs]
+
+
+def _assign(cost: Tensor, *, order_known: bool) -> list[tuple[int, int]]:
+    if order_known:
+        return [(number, number) for number in range(min(cost.shape))]
+    recovered, truth = linear_sum_assignment(cost.numpy())
+    return list(zip(recovered.tolist(), truth.tolist(), strict=True))
+
+
+def _values(
+    metric: Metric, name: str, matched: Match, answered: Tensor, allow_download: bool
+) -> tuple[float | None, ...]:
+    recovered, original = matched.recovered[answered], matched.truth[answered]
+    if name.startswith("lpips-"):  # these networks work in single precision and may be allowed to download
+        computed = iter(metric.function(recovered.float(), original.float(), allow_download=allow_download).tolist())
+    else:
+        computed = iter(metric.function(recovered, original).tolist())
+    return tuple(float(next(computed)) if yes else None for yes in answered.tolist())
+
+
+def _are_images(pixels: Tensor) -> bool:
+    return pixels.dim() == 4 and pixels.shape[1] in (1, 3) and min(pixels.shape[2:]) >= 3
+
+
+def _labels_match(recovered: Tensor | None, truth: Tensor) -> bool | None:
+    if recovered is None or is_soft(truth):
+        return None
+    return bool(torch.equal(recovered.cpu().sort().values, truth.cpu().sort().values))

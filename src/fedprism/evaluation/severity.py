@@ -1,0 +1,150 @@
+"""Words for numbers: the one place that says what recovered, recognisable and traces mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar
+
+from pydantic import ConfigDict
+
+from fedprism.metrics import METRICS
+from fedprism.solvers.closed_form.dense import DenseStatus
+from fedprism.solvers.separation.exact_batch import ExactStatus
+
+HIGHER_IS_CLOSER = {**{name: metric.higher_is_better for name, metric in METRICS.items()}, "columns": True}
+"""For every metric of a sample, whether a higher value is closer to the original."""
+NOT_LEAKAGE = "avd_floor"
+"""A reference value of AVD, the same for every attack."""
+
+FAITHFUL_PSNR = 30.0
+"""Decibels from which a copy can hardly be told from the original beside it."""
+FAITHFUL_MSE = 10 ** (-FAITHFUL_PSNR / 10)
+"""The same as FAITHFUL_PSNR, for plans that ask for the error only."""
+FAITHFUL_UPDATE = 0.01
+"""Relative error of a client's update that was split off a sum."""
+FAITHFUL_COLUMNS = 1.0
+"""Share of a row's columns: all of them."""
+RECOGNISABLE_SSIM = 0.5
+"""Structural similarity from which a person recognises what is shown."""
+RECOGNISABLE_UPDATE = 0.1
+"""Relative error of an update."""
+RECOGNISABLE_COLUMNS = 0.8
+"""Share of a row's columns."""
+RECOGNISABLE_COLUMNS_MARGIN = 0.1
+"""Share of columns by which a recognisable row must beat a guess."""
+TRACES_SSIM = 0.2
+"""Structural similarity of traces, and by how much traces and more must beat a guess."""
+TRACES_UPDATE = 0.5
+"""Relative error of an update."""
+EXPLAINED_RESIDUAL = 0.05
+"""The part of an update that may be left unexplained by what is said to account for it."""
+OWN_CHECKS = (DenseStatus.EXACT, DenseStatus.AGREED, ExactStatus.EXACT, ExactStatus.CONFIRMED)
+"""Statuses of answers that an update bears out by itself, of a closed form and without any search."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A metric of one configuration: the mean over seeds of the mean over samples."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    mean: float
+    low: float | None
+    """95% interval over seeds; None for one seed."""
+    high: float | None
+    closest: float
+    """Of the sample that came closest to its original."""
+    null: float | None
+    """The best mean that a null baseline reaches."""
+
+
+class Leak(StrEnum):
+    """How much came back, worst for its owner first. The value is what is said of the samples."""
+
+    FAITHFUL = "came back faithfully"
+    RECOGNISABLE = "came back recognisable"
+    TRACES = "came back in traces"
+    GONE = "did not come back"
+    EXPLAINED = "account for recorded updates"
+    UNKNOWN = "cannot be told without the truth"
+    UNTESTED = "was not tested"
+
+    @property
+    def readable(self) -> bool:
+        return self in (Leak.FAITHFUL, Leak.RECOGNISABLE)
+
+    @property
+    def judged(self) -> bool:
+        """Whether it was compared with the truth."""
+        return self not in (Leak.EXPLAINED, Leak.UNKNOWN, Leak.UNTESTED)
+
+
+def worst(leaks: Iterable[Leak]) -> Leak:
+    """The worst for the owners of the data."""
+    return min(leaks, key=list(Leak).index, default=Leak.UNTESTED)
+
+
+def severity(metrics: Mapping[str, Figure], *, all_answered: bool) -> Leak:
+    """How much came back, by the closest sample: a single sample that came back is a leak.
+
+    What a guess would score as well is no leak. all_answered: whether the attack returned something for every sample;
+    means are over what was answered, a guess's over all samples, so they compare only then.
+    """
+    leaking = {name: figure for name, figure in metrics.items() if name != NOT_LEAKAGE}
+    if _faithful(leaking):
+        return Leak.FAITHFUL
+    if _recognisable(leaking):
+        return Leak.RECOGNISABLE
+    if _in_traces(leaking) or (all_answered and any(_beyond_guess(name, f) for name, f in leaking.items())):
+        return Leak.TRACES
+    return Leak.GONE
+
+
+def explains(statuses: Iterable[str], residual: float | None) -> bool:
+    """Whether an answer accounts for a recording: by the residual, or by a check of the attack's own."""
+    checked = any(sentence in status for status in statuses for sentence in OWN_CHECKS)
+    return checked or (residual is not None and residual <= EXPLAINED_RESIDUAL)
+
+
+def _faithful(metrics: Mapping[str, Figure]) -> bool:
+    return (
+        _closest(metrics, "psnr", FAITHFUL_PSNR)
+        or _closest(metrics, "mse", FAITHFUL_MSE)
+        or _closest(metrics, "columns", FAITHFUL_COLUMNS)
+        or _closest(metrics, "update-error", FAITHFUL_UPDATE)
+    )
+
+
+def _recognisable(metrics: Mapping[str, Figure]) -> bool:
+    return (
+        _closest(metrics, "ssim", RECOGNISABLE_SSIM, margin=TRACES_SSIM)
+        or _closest(metrics, "columns", RECOGNISABLE_COLUMNS, margin=RECOGNISABLE_COLUMNS_MARGIN)
+        or _closest(metrics, "update-error", RECOGNISABLE_UPDATE)
+    )
+
+
+def _in_traces(metrics: Mapping[str, Figure]) -> bool:
+    return _closest(metrics, "ssim", TRACES_SSIM, margin=TRACES_SSIM) or _closest(
+        metrics, "update-error", TRACES_UPDATE
+    )
+
+
+def _closest(metrics: Mapping[str, Figure], name: str, limit: float, margin: float = 0.0) -> bool:
+    """Whether the closest sample reaches `limit`, and is better than a guess by more than `margin`."""
+    if name not in metrics:
+        return False
+    figure = metrics[name]
+    sign = 1 if HIGHER_IS_CLOSER.get(name, False) else -1
+    reached = sign * figure.closest >= sign * limit
+    return reached and (figure.null is None or sign * (figure.closest - figure.null) > margin)
+
+
+def _beyond_guess(name: str, figure: Figure) -> bool:
+    """Whether the mean, with its whole interval where there is one, is better than the best guess."""
+    if figure.null is None:
+        return False
+    if HIGHER_IS_CLOSER.get(name, False):
+        return (figure.mean if figure.low is None else figure.low) > figure.null
+    return (figure.mean if figure.high is None else figure.high) < figure.null

@@ -1,0 +1,142 @@
+"""A folder of outcomes: each is written in one step when its trial is finished, and never changed.
+
+records/KEY.json        what repeats exactly
+samples/KEY.safetensors some samples beside what came back, where the trial keeps them
+clock/KEY.json          how long it took: apart, because it differs from run to run
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from fedprism.checks import shown
+from fedprism.errors import BadInput
+from fedprism.experiments.outcome import Outcome, parsed, written
+from fedprism.files import json_text
+from fedprism.files.tensors import TensorFile, write_bytes
+
+RECORDS, SAMPLES, CLOCK = "records", "samples", "clock"
+MOST_JSON_BYTES = 2**30
+"""A larger file is not read into memory."""
+
+
+class Clock(NamedTuple):
+    seconds: float
+    time_factor: float | None
+    """The time of a step under a defense over that without."""
+    memory_share: float = 1.0
+    """Which part of the usual amount was worked on at a time, because memory ran out."""
+
+
+@dataclass(frozen=True)
+class ResultStore:
+    """Writes and reads the outcomes in a folder."""
+
+    root: Path
+
+    def prepare(self) -> None:
+        """Make the folders, and remove what a killed run had begun to write."""
+        with self.writing():
+            for folder in (self.root, *(self.root / name for name in (RECORDS, SAMPLES, CLOCK))):
+                folder.mkdir(parents=True, exist_ok=True)
+                for pattern in (".*.json.*", ".*.safetensors.*"):
+                    for path in folder.glob(pattern):
+                        path.unlink()
+
+    def put(self, outcome: Outcome) -> None:
+        """Keep an outcome. The record comes last: it says that the rest is there."""
+        with self.writing():
+            if outcome.tensors is not None:
+                write_bytes(self.root / SAMPLES / f"{outcome.key}.safetensors", outcome.tensors)
+            clock = Clock(outcome.seconds, outcome.time_factor, outcome.memory_share)._asdict()
+            write_bytes(self.root / CLOCK / f"{outcome.key}.json", json_text.as_json(clock))
+            write_bytes(self.record_path(outcome.key), written(outcome))
+
+    def get(self, key: str) -> Outcome:
+        """The outcome of a trial, with the clock's numbers where they are there."""
+        path = self.record_path(key)
+        try:
+            outcome = parsed(read_json(path), key)
+        except (ValueError, RecursionError) as error:
+            raise BadInput(
+                f"expected the record of a cell in '{path.name}', found a damaged one; finish the audit with --resume."
+            ) from error
+        return replace(outcome, **self.clock(key)._asdict())
+
+    def finished(self, key: str) -> bool:
+        """Whether a trial needs no other try. A record that cannot be read, after a power cut, is as good as none."""
+        try:
+            return self.record_path(key).is_file() and self.get(key).state != "failed"
+        except BadInput:
+            return False
+
+    def record_path(self, key: str) -> Path:
+        return self.root / RECORDS / f"{key}.json"
+
+    def clock(self, key: str) -> Clock:
+        """How long a trial took; zero where nothing says."""
+        clock: dict[str, Any] = {}
+        with contextlib.suppress(BadInput):
+            clock = read_json(self.root / CLOCK / f"{key}.json")
+        seconds, factor, memory_share = (_positive(clock.get(name)) for name in Clock._fields)
+        return Clock(seconds or 0.0, factor, memory_share or 1.0)
+
+    def samples(self, key: str) -> dict[str, Tensor] | None:
+        """Samples of the trial in pixels, images as bytes; None where none were kept.
+
+        `recovered` and, where the truth is known, `originals` in the same order, `answered` and `indices` in the batch;
+        from the closest to the farthest.
+        """
+        path = self.root / SAMPLES / f"{key}.safetensors"
+        if not path.is_file():
+            return None
+        file = TensorFile(path)
+        return {name: file[name] for name in file}
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Turn a full disk into a sentence."""
+        try:
+            yield
+        except OSError as error:
+            raise BadInput(
+                f"expected room to write in '{self.root}', found that it cannot be written "
+                f"({error.strerror or error}); earlier results are intact: make room and add --resume."
+            ) from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A table in a JSON file of an audit, which may come from anywhere."""
+    try:
+        if not path.is_file():  # a pipe would never end
+            raise ValueError("no such file")
+        if path.stat().st_size > MOST_JSON_BYTES:
+            raise ValueError("too large")
+        table = json.loads(path.read_bytes(), parse_constant=_no_number)
+    except (OSError, ValueError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error  # without the path a second time
+        raise BadInput(
+            f"expected the file {shown(path.name)} of an audit, found none that can be read ({reason}); point at "
+            "a folder that fedprism audit wrote."
+        ) from error
+    if not isinstance(table, dict):
+        raise BadInput(f"expected a table in {shown(path.name)}, found another value; run the audit again.")
+    return table
+
+
+def _no_number(word: str) -> float:
+    """Infinities are written as words in quotes, so that every reader accepts them."""
+    raise ValueError(f"{word} is no number of JSON")
+
+
+def _positive(value: Any) -> float | None:
+    """A number that a clock can have shown."""
+    return value if isinstance(value, float) and 0 <= value < math.inf else None

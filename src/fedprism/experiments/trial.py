@@ -1,0 +1,162 @@
+"""A trial: who sees what, one attack on it, and what the answer is compared with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from fedprism import runner
+from fedprism.attacks import Attack
+from fedprism.data.tabular import Column
+from fedprism.evaluation.columns import score_columns
+from fedprism.evaluation.residuals import residual
+from fedprism.evaluation.scoring import Match, match, score, score_updates
+from fedprism.experiments.outcome import Outcome
+from fedprism.files import json_text, pictures
+from fedprism.truth import Truth
+from fedprism.types import Observation, Reconstruction, Record
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What an attacker sees and, if it is known, the truth."""
+
+    observation: Observation
+    truth: Truth | None = None
+    guesses: Callable[[int], Mapping[str, Tensor]] | None = None
+    """The answers of null baselines for so many samples."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scoring:
+    """How an answer is compared with the truth, and how many samples are kept beside what came back."""
+
+    metrics: Sequence[str]
+    columns: tuple[Column, ...] | None = None
+    """Of a table: its columns are judged one by one."""
+    tolerance: float = 0.05
+    """By how much of its range a number of a table may be off."""
+    allow_download: bool = False
+    """Whether LPIPS may fetch its network."""
+    kept: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One attack in one setting. Everything random in it comes from its seed."""
+
+    key: str
+    description: Mapping[str, Any] = field(default_factory=dict)
+    setting: Callable[[str | None], Setting]
+    """Simulates or loads, on a device."""
+    attack: Attack
+    seed: int
+    scoring: Callable[[], Scoring]
+
+    def run(self, device: str | None) -> Outcome:
+        setting, scoring = self.setting(device), self.scoring()
+        observation, truth = setting.observation, setting.truth
+        answer = runner.run(self.attack, observation, seed=self.seed, device=device)
+        matched = match(answer, truth) if truth is not None and answer.inputs is not None else None
+        scores: dict[str, Any] | None = None
+        baselines: dict[str, dict[str, float | None]] = {}
+        if truth is not None and matched is not None:
+            scores = _scores(answer, truth, scoring, matched)
+            for name, inputs in (setting.guesses(len(truth.inputs)) if setting.guesses else {}).items():
+                guess = Reconstruction(inputs=inputs, ambiguity=answer.ambiguity & {"order"})
+                baselines[name] = _scores(guess, truth, scoring, match(guess, truth))["means"]
+        elif truth is not None and answer.updates is not None and truth.updates is not None:
+            scores = _summed({"update-error": tuple(score_updates(answer, truth).values())})
+        record = Record(
+            kind="attack",
+            cell=self.description,
+            knowledge_used=tuple(sorted(answer.knowledge_used)),
+            scores=scores,
+            residual=residual(observation, answer),
+            status=str(answer.status),
+            seed=self.seed,
+            versions=json_text.versions(),
+        )
+        return Outcome(
+            key=self.key,
+            description=self.description,
+            state="done",
+            record=record,
+            baselines=baselines,
+            tensors=_kept(observation, answer, matched, scoring.kept),
+        )
+
+
+def _scores(answer: Reconstruction, truth: Truth, scoring: Scoring, matched: Match) -> dict[str, Any]:
+    """Every sample's scores and their means; tables are judged by column as well."""
+    scored = score(answer, truth, metrics=scoring.metrics, allow_download=scoring.allow_download, matched=matched)
+    values = dict(scored.values)
+    extra: dict[str, Any] = {}
+    if scoring.columns is not None:
+        table = score_columns(matched, scoring.columns, scoring.tolerance)
+        values["columns"] = table.by_row
+        extra = {"by_column": table.by_column, "tolerance": scoring.tolerance}
+    return {
+        **_summed(values),
+        "labels_match": scored.labels_match if _labels_comparable(answer, truth) else None,
+        "resolved": sorted(scored.resolved),
+        "unavailable": dict(scored.unavailable),
+        **extra,
+    }
+
+
+def _labels_comparable(answer: Reconstruction, truth: Truth) -> bool:
+    """Of a model that stays as it is, every round gives the same samples again: then labels are not counted."""
+    return answer.labels is not None and len(answer.labels) <= len(truth.labels)
+
+
+def _summed(values: Mapping[str, tuple[float | None, ...]]) -> dict[str, Any]:
+    answered = [sum(value is not None for value in each) for each in values.values()]
+    samples = [len(each) for each in values.values()]
+    return {
+        "values": dict(values),
+        "means": {name: _mean(each) for name, each in values.items()},
+        "samples": max(samples, default=0),
+        "answered": min(answered, default=0),
+    }
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """Of the samples that were answered; None if none was. Identical samples make it infinite."""
+    present = [value for value in values if value is not None]
+    return math.fsum(present) / len(present) if present and math.inf not in present else (math.inf if present else None)
+
+
+def _kept(observation: Observation, answer: Reconstruction, matched: Match | None, count: int) -> bytes | None:
+    """Some samples beside what came back, in pixels: from the closest to the farthest, evenly.
+
+    `indices` says which samples of the batch they are. Images are kept as bytes, other inputs as they are.
+    """
+    if count == 0 or answer.inputs is None or len(answer.inputs) == 0:
+        return None
+    if matched is None:
+        return save({"recovered": _stored(pictures.as_pixels(observation, answer)[:count])})
+    answered = torch.tensor([row is not None for row in matched.rows])
+    errors = (matched.recovered - matched.truth).flatten(1).square().mean(1).masked_fill(~answered, math.inf)
+    places = torch.linspace(0, len(errors) - 1, min(count, len(errors))).round().long()
+    chosen = errors.argsort(stable=True)[places]
+    return save(
+        {
+            "originals": _stored(matched.truth[chosen]),
+            "recovered": _stored(matched.recovered[chosen]),
+            "answered": answered[chosen],
+            "indices": chosen,
+        }
+    )
+
+
+def _stored(pixels: Tensor) -> Tensor:
+    if pixels.dim() != 4:
+        return pixels.float().contiguous()
+    return (pixels.double().clamp(0, 1) * 255).round().to(torch.uint8).contiguous()

@@ -1,0 +1,1 @@
+"""Files on disk: tensors, results published in one step, JSON, pictures."""

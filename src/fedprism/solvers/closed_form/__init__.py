@@ -1,0 +1,1 @@
+"""Answers by algebra: dense layers and labels."""

@@ -1,0 +1,215 @@
+"""Inputs out of the gradient of a dense layer, in closed form.
+
+For o = W x + b the gradient of a row is gW_j = mean_m d_j^m x^m and gb_j = mean_m d_j^m, where d = dl/do. So
+gW_j / gb_j is the input of a single sample exactly, and of a batch wherever one sample dominates the row.
+
+Phong et al., "Privacy-Preserving Deep Learning via Additively Homomorphic Encryption", 2018 (the division);
+Eloul et al., "Enhancing Privacy against Inversion Attacks in Federated Learning by using Mixing Gradients Strategies",
+2022 (batches, per-class mixing).
+
+Differs from the papers in: the row of an absent class is subtracted first, which removes what all rows share; and where
+the layer's weights are known, `solve_output_layer` removes the rest of the mixing, so that a batch with distinct labels
+comes out exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from fedprism.solvers.separation.mixture import effective_rank
+
+PATIENCE = 20
+"""Iterations without clear progress after which `solve_output_layer` stops."""
+PROGRESS = 0.9
+"""Factor by which the residual must fall for clear progress."""
+SMALLEST_DIVISOR = 1e-12
+"""Bias gradient, relative to the largest, that a row is divided by at least."""
+OUTVOTING_STEPS = 20
+"""Steps of reweighting."""
+LEAST_AGREEING = 2
+"""Rows that mix several samples practically never do so in the same proportion: so many agree on single ones only."""
+
+
+class DenseStatus(StrEnum):
+    EXACT = "the inputs explain the layer's gradient to rounding error"
+    ROWS = "each invertible row is the gradient-weighted mean of the samples that pass through it"
+    AGREED = "each input is confirmed by at least two rows that agree on it"
+    BLENDED = "some classes hold several samples; their rows are averages of these"
+    RESIDUAL = "the rows do not explain the gradient exactly (noise, a defense, or repeated labels): approximate"
+    UNDETERMINED = "the gradient tells fewer samples apart than there are: other inputs would explain it as well"
+    NOT_INVERTIBLE = "no row has a bias gradient to divide by"
+
+
+class DenseInversion(NamedTuple):
+    inputs: Tensor
+    """(rows, features): one estimate for each invertible row."""
+    rows: Tensor
+    """(rows,) which rows of the layer these are."""
+    status: DenseStatus
+
+
+class OutputLayerSolution(NamedTuple):
+    inputs: Tensor
+    """(samples, features)"""
+    signals: Tensor
+    """(samples, classes): each sample's share of dL/do, (softmax - one-hot) / batch size."""
+    residual: float
+    """Relative distance between the gradient these inputs would give and the observed one."""
+    status: DenseStatus
+
+
+def invert_dense(
+    weight_grad: Tensor, bias_grad: Tensor, *, reference: int | None = None, floor: float = 1e-6
+) -> DenseInversion:
+    """Divide each row of the weight gradient (rows, features) by its bias gradient (rows,).
+
+    `reference`: a row to subtract first (an absent class). `floor`: smallest divisor, relative to the largest.
+    """
+    weight_grad, bias_grad = weight_grad.double(), bias_grad.double()
+    if reference is not None:
+        weight_grad, bias_grad = weight_grad - weight_grad[reference], bias_grad - bias_grad[reference]
+    size = bias_grad.abs()
+    rows = ((size > floor * size.max()) & (size > 0)).nonzero().flatten()
+    inputs = weight_grad[rows] / bias_grad[rows].unsqueeze(1)
+    return DenseInversion(inputs, rows, DenseStatus.ROWS if len(rows) else DenseStatus.NOT_INVERTIBLE)
+
+
+def invert_single(weight_grad: Tensor, bias_grad: Tensor) -> Tensor:
+    """The input (features,) behind the gradient of one sample, from all rows at once by least squares."""
+    weight_grad, bias_grad = weight_grad.double(), bias_grad.double()
+    return weight_grad.T @ bias_grad / bias_grad.square().sum()
+
+
+def numerical_rank(weight_grad: Tensor, bias_grad: Tensor) -> int:
+    """How many independent samples stand behind a layer's gradient; a lower bound of the batch size."""
+    both = torch.cat([weight_grad, bias_grad.unsqueeze(1)], dim=1)
+    return effective_rank(torch.linalg.svdvals(both.double()), both.shape, both.dtype)[0]
+
+
+def absent_class(bias_grad: Tensor, present: Tensor) -> int | None:
+    """The absent class with the most typical bias gradient, or None where every class is present."""
+    absent = torch.ones(len(bias_grad), dtype=torch.bool, device=bias_grad.device)
+    absent[present] = False
+    candidates = absent.nonzero().flatten()
+    if len(candidates) == 0:
+        return None
+    return int(candidates[bias_grad[candidates].argsort()[len(candidates) // 2]])
+
+
+def solve_output_layer(
+    weight: Tensor, bias: Tensor, weight_grad: Tensor, bias_grad: Tensor, counts: Tensor, *, iterations: int = 500
+) -> OutputLayerSolution:
+    """The inputs of the last dense layer under softmax cross-entropy, one for each class present.
+
+    Solves [gW | gb] = Rᵀ[Z | 1] with R = counts (softmax(Z Wᵀ + b) - one-hot) / batch size for Z, by turns: given R, Z
+    is a least-squares solution in the row space of [gW | gb]; given Z, R follows. counts (classes,): how often each
+    class occurs.
+    """
+    gradient = torch.cat([weight_grad, bias_grad.unsqueeze(1)], dim=1).double()
+    affine = torch.cat([weight, bias.unsqueeze(1)], dim=1).double()
+    counts = counts.to(gradient.device)
+    classes = counts.nonzero().flatten()
+    weights = counts[classes].double() / counts.sum()
+    left, values, right = torch.linalg.svd(gradient, full_matrices=False)
+    size = min(len(classes), len(values))
+    left, basis = left[:, :size] * values[:size], right[:size]
+    logits_of = basis @ affine.T
+    targets = one_hot(classes, len(counts)).double()
+
+    def signals(solution: Tensor) -> Tensor:
+        return (torch.softmax(solution @ logits_of, dim=1) - targets) * weights.unsqueeze(1)
+
+    scale = torch.linalg.vector_norm(left)
+    solution = _first_guess(left, basis, gradient[:, -1], classes)
+    best, best_residual, best_at = solution, float("inf"), 0
+    for iteration in range(iterations):
+        current = signals(solution)
+        residual = float(torch.linalg.vector_norm(current.T @ solution - left) / scale)
+        if residual < PROGRESS * best_residual:
+            best_at = iteration
+        if residual < best_residual:
+            best, best_residual = solution, residual
+        if not math.isfinite(residual) or iteration - best_at >= PATIENCE:
+            break
+        solution = least_squares(current.T, left)
+    best_signals = signals(best)
+    status = DenseStatus.EXACT if explains(best_residual, weight.dtype) else DenseStatus.RESIDUAL
+    # Where every class is present the signals add up to zero, and a mixture of samples cancels out.
+    if status is DenseStatus.EXACT and int(torch.linalg.matrix_rank(best_signals)) < len(best_signals):
+        status = DenseStatus.UNDETERMINED
+    if bool((counts > 1).any()):
+        status = DenseStatus.BLENDED
+    return OutputLayerSolution((best @ basis)[:, :-1], best_signals, best_residual, status)
+
+
+def explains(residual: float, dtype: torch.dtype) -> bool:
+    """Whether a relative residual is what rounding alone leaves of a gradient given in this precision."""
+    return residual < math.sqrt(torch.finfo(dtype).eps)
+
+
+def _first_guess(left: Tensor, basis: Tensor, bias_grad: Tensor, classes: Tensor) -> Tensor:
+    """Row division in the coordinates of `basis`, less the row of an absent class where there is one."""
+    reference = absent_class(bias_grad, classes)
+    rows, divisor = left[classes], bias_grad[classes]
+    if reference is not None:
+        rows, divisor = left[reference] - rows, bias_grad[reference] - divisor
+    tiny = SMALLEST_DIVISOR * bias_grad.abs().max()
+    divisor = torch.where(divisor.abs() > tiny, divisor, tiny)
+    return rows / divisor.unsqueeze(1)
+
+
+def least_squares(matrix: Tensor, right: Tensor) -> Tensor:
+    """The smallest solution of min |matrix x - right|, repeatable to the last bit; NaN for infinite ones."""
+    if not bool(torch.isfinite(matrix).all()):
+        return right.new_full((matrix.shape[1], right.shape[1]), torch.nan)
+    # torch.linalg.lstsq is not repeatable with every torch on the CPU, and expects full rank on the GPU.
+    u, values, vh = torch.linalg.svd(matrix, full_matrices=False)
+    kept = values > max(matrix.shape) * torch.finfo(matrix.dtype).eps * values[0]
+    inverse = torch.where(kept, 1 / torch.where(kept, values, 1), 0)
+    solution: Tensor = vh.T @ (inverse.unsqueeze(1) * (u.T @ right))
+    return solution
+
+
+def back_substitute(signals: Tensor, weight_grad: Tensor, bias_grad: Tensor) -> tuple[Tensor, float]:
+    """The inputs Z (samples, features) in [gW | gb] = signalsᵀ [Z | 1], signals (samples, rows), and the residual."""
+    gradient = torch.cat([weight_grad, bias_grad.unsqueeze(1)], dim=1).double()
+    solution = least_squares(signals.T, gradient)
+    residual = torch.linalg.vector_norm(signals.T @ solution - gradient) / torch.linalg.vector_norm(gradient)
+    return solution[:, :-1], float(residual)
+
+
+def outvote(signals: Tensor, weight_grad: Tensor, bias_grad: Tensor) -> Tensor:
+    """As `back_substitute` where a few rows have wrong signals: least absolute deviations, by reweighting."""
+    gradient = torch.cat([weight_grad, bias_grad.unsqueeze(1)], dim=1).double()
+    weights = torch.ones_like(gradient[:, :1])
+    for _ in range(OUTVOTING_STEPS):
+        solution = least_squares(weights * signals.T, weights * gradient)
+        misfits = torch.linalg.vector_norm(signals.T @ solution - gradient, dim=1, keepdim=True)
+        weights = misfits.clamp(min=torch.finfo(misfits.dtype).eps * misfits.max()).rsqrt().nan_to_num()
+    return solution[:, :-1]
+
+
+def agreeing_rows(inversion: DenseInversion, *, tolerance: float = 1e-4) -> DenseInversion:
+    """The inputs that at least two rows agree on, most confirmed first; `rows` names one row of each group."""
+    estimates = inversion.inputs
+    gram = estimates @ estimates.T
+    norms = gram.diagonal()
+    distance = (norms.unsqueeze(0) + norms.unsqueeze(1) - 2 * gram).clamp(min=0).sqrt()
+    agree = distance <= tolerance * norms.sqrt().unsqueeze(1)
+    inputs, rows = [], []
+    free = torch.ones(len(estimates), dtype=torch.bool, device=estimates.device)
+    for row in agree.sum(1).argsort(descending=True).tolist():
+        group = agree[row] & free
+        if free[row] and int(group.sum()) >= LEAST_AGREEING:
+            inputs.append(estimates[group].mean(0))
+            rows.append(int(inversion.rows[row]))
+            free &= ~group
+    if not inputs:
+        return DenseInversion(estimates[:0], inversion.rows[:0], DenseStatus.NOT_INVERTIBLE)
+    return DenseInversion(torch.stack(inputs), torch.tensor(rows), DenseStatus.AGREED)

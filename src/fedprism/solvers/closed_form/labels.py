@@ -1,0 +1,121 @@
+"""Labels out of the gradient of the last dense layer.
+
+With softmax cross-entropy the bias gradient of class j is the mean over the batch of p_j - [label = j]: absent classes
+are positive, present ones negative as long as the batch is small against the number of classes.
+
+Zhao, Mopuri, Bilen, "iDLG: Improved Deep Leakage from Gradients", 2020 (the sign rule, one sample);
+Yin et al., "See through Gradients", CVPR 2021 (unique labels of a batch);
+Geiping et al., the `breaching` framework (repeated labels by subtracting the mean impact of one sample).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+CROWDED_RATIO = 4
+"""With fewer classes than this many times the batch, single samples no longer stand out and the rules may fail."""
+
+ROUNDING = 1e-4
+"""What of the largest entry of a gradient may be rounding, in the difference of two models too."""
+ONE_MORE = 1e-3
+"""Samples above a whole number that count as one more: more than rounding."""
+
+
+class LabelStatus(StrEnum):
+    TRUSTED = "the labels follow from the signs and sizes of the gradient"
+    ESTIMATED = "the labels are counted with an estimate of the mean prediction; single counts may be off"
+    CROWDED = "the batch is comparable to the number of classes, so labels may be missed or invented"
+    INCONSISTENT = "more classes are negative than there are samples: the gradient is noisy, or the loss is another one"
+    PRESENCE_ONLY = "the batch size is unknown, so only which classes are present is known, not how often"
+    UNKNOWN_LOSS = "the sign rule holds for softmax cross-entropy only; no labels are given for another loss"
+
+
+class LabelRecovery(NamedTuple):
+    labels: Tensor
+    """(samples,) class numbers in ascending order, repeated as often as they occur; empty where no rule applies."""
+    counts: Tensor
+    """(classes,) how often each class occurs."""
+    status: LabelStatus
+
+
+def unique_labels(class_grad: Tensor) -> LabelRecovery:
+    """The classes present, by the sign rule.
+
+    class_grad (classes,): the last layer's bias gradient, or the row sums of its weight gradient behind a ReLU.
+    """
+    counts = (class_grad < 0).long()
+    return LabelRecovery(counts.nonzero().flatten(), counts, LabelStatus.PRESENCE_ONLY)
+
+
+def label_counts(
+    class_grad: Tensor,
+    batch_size: int | None = None,
+    *,
+    probabilities: Tensor | None = None,
+    loss: str = "cross_entropy",
+) -> LabelRecovery:
+    """How often each class occurs in the batch.
+
+    class_grad as in `unique_labels`. With `probabilities` (classes,), an estimate of the mean prediction, the counts
+    are batch_size * (probabilities - class_grad), and at least -batch_size * class_grad; class_grad must then be the
+    bias gradient. Without it, every negative class holds a sample, and those left over go, one by one, to the class
+    that stays most negative after each sample's mean impact is taken off.
+    """
+    if loss != "cross_entropy":
+        nothing = torch.zeros(len(class_grad), dtype=torch.long)
+        return LabelRecovery(nothing[:0], nothing, LabelStatus.UNKNOWN_LOSS)
+    if batch_size is None:
+        return unique_labels(class_grad)
+    if probabilities is not None:
+        present = -batch_size * class_grad.detach().double().cpu()
+        counts = _round_to_sum(present + batch_size * probabilities.detach().double().cpu(), present, batch_size)
+        status = LabelStatus.ESTIMATED
+    else:
+        counts, consistent = _bias_corrected(class_grad, batch_size)
+        crowded = len(class_grad) < CROWDED_RATIO * batch_size
+        status = LabelStatus.CROWDED if crowded else LabelStatus.TRUSTED
+        status = status if consistent else LabelStatus.INCONSISTENT
+    return LabelRecovery(torch.repeat_interleave(torch.arange(len(counts)), counts), counts, status)
+
+
+def sole_label(weight_grad: Tensor) -> int | None:
+    """The class of all samples, where the last layer's weight gradient (classes, features) says that they share one.
+
+    Where features are not negative, only a sample of a class brings negative entries into the class's row.
+    """
+    negative = (weight_grad < -ROUNDING * weight_grad.abs().max()).any(1).nonzero().flatten()
+    return int(negative) if len(negative) == 1 else None
+
+
+def _bias_corrected(class_grad: Tensor, batch_size: int) -> tuple[Tensor, bool]:
+    left = class_grad.detach().double().cpu().clone()
+    impact = left[left < 0].sum() / batch_size
+    counts = torch.zeros(len(left), dtype=torch.long)
+    present = (left < 0).nonzero().flatten()
+    consistent = 0 < len(present) <= batch_size
+    present = present[left[present].argsort()][:batch_size]
+    counts[present] = 1
+    left[present] -= impact
+    for _ in range(batch_size - len(present)):
+        strongest = left.argmin()
+        counts[strongest] += 1
+        left[strongest] -= impact
+    return counts, consistent
+
+
+def _round_to_sum(values: Tensor, least: Tensor, total: int) -> Tensor:
+    """Whole numbers close to `values`, none below `least` where that can be, that add up to `total`."""
+    certain = (least - ONE_MORE).ceil().clamp(min=0)
+    if certain.sum() > total:  # noise
+        certain = torch.zeros_like(certain)
+    left = total - int(certain.sum())
+    beyond = (values - certain).clamp(min=0)
+    beyond = beyond * left / beyond.sum() if beyond.sum() > 0 else torch.full_like(beyond, left / len(beyond))
+    counts = (certain + beyond.floor()).long()
+    largest = (beyond - beyond.floor()).argsort(descending=True)[: total - int(counts.sum())]
+    counts[largest] += 1
+    return counts

@@ -1,0 +1,1 @@
+"""Searching for inputs whose gradient, or whose features, match an observed one."""

@@ -1,0 +1,109 @@
+"""What a recovery knows so far: one column per user, and what is proved about it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedprism.solvers.participation.analytics import Analytics
+from fedprism.solvers.participation.answers import Participation, ParticipationStatus, UserStatus
+from fedprism.solvers.participation.evidence import Evidence
+from fedprism.solvers.participation.subspace import SignalSpace
+
+DEPENDENT = 1e-9
+"""Eigenvalue of the columns' Gram matrix, relative to the largest, up to which columns are combinations of others."""
+
+
+class Columns:
+    """Every stage of a recovery writes here, and what it writes is valid at any time: an interrupt loses nothing.
+
+    `analytics` is what the caller knows. Only `entries`, `solved`, `proved` and `alternatives` change.
+    """
+
+    def __init__(self, space: SignalSpace, analytics: Analytics) -> None:
+        self.space, self.analytics, self.evidence = space, analytics, Evidence(space)
+        self.given = (analytics.fixed >= 0).all(1)
+        """(users,): the counts decide the whole column."""
+        self.indistinct = self._same_knowledge()
+        self.entries = analytics.fixed == 1
+        """(users, rounds): the column, or the best guess where it is not solved."""
+        self.solved = self.given & self.evidence.explains(self.entries, analytics)
+        self.proved = self.solved.clone()
+        """(users,): no other column explains the sums."""
+        self.alternatives: dict[int, list[Tensor]] = {}
+
+    def _same_knowledge(self) -> Tensor:
+        """(users,): the same is known of another user, although the rank says that no two columns are equal."""
+        known = self.analytics
+        active = (known.tile_most > 0).any(1)
+        if self.space.rank < int(active.sum()):
+            return torch.zeros_like(active)
+        everything = torch.cat([known.least, known.most, known.fixed], 1)
+        _, groups, sizes = torch.unique(everything, dim=0, return_inverse=True, return_counts=True)
+        return torch.logical_and(sizes[groups] > 1, active & ~self.given)
+
+    def unsolved(self) -> Tensor:
+        return (~self.solved).nonzero()[:, 0]
+
+    def unproved(self) -> Tensor:
+        """Solved users of whom neither a proof nor an alternative is known."""
+        ambiguous = self.indistinct.clone()
+        ambiguous[list(self.alternatives)] = True
+        return (self.solved & ~self.proved & ~ambiguous).nonzero()[:, 0]
+
+    def accept(self, user: int, column: Tensor, known: Analytics) -> None:
+        """Take the column of a slower method if it passes the same test as any other."""
+        if bool(self.evidence.explains(column[None], known.of(torch.tensor([user])))):
+            self.entries[user], self.solved[user] = column, True
+
+    def add_alternative(self, user: int, column: Tensor) -> None:
+        listed = self.alternatives.setdefault(user, [])
+        if not any(torch.equal(column, other) for other in listed):
+            listed.append(column)
+
+    def answer(self, status: ParticipationStatus | None) -> Participation:
+        certified = self.proved & self.solved & (self.given | ~self._dependent())
+        statuses = tuple(self._status(user, certified) for user in range(len(self.entries)))
+        missing = {UserStatus.UNSOLVED, UserStatus.UNCERTAIN} & set(statuses)
+        if status is None:
+            status = ParticipationStatus.PARTIAL if missing else ParticipationStatus.COMPLETE
+        if status is ParticipationStatus.ASSUMED_RANK and missing:
+            status = ParticipationStatus.PARTIAL_ASSUMED_RANK
+        return Participation(
+            matrix=self.entries.T.contiguous(),
+            certified=certified,
+            residual=self.evidence.residual(self.entries) / self.entries.double().norm(dim=1).clamp(min=1),
+            statuses=statuses,
+            status=status,
+            alternatives={user: torch.stack(others) for user, others in sorted(self.alternatives.items())},
+            rank=self.space.rank,
+            noise=self.space.noise,
+        )
+
+    def _dependent(self) -> Tensor:
+        """(users,): the column is a combination of other users' columns, so it may not be in the sums at all.
+
+        The space of the sums does not hold the column of a user who sends zeros, or what others send. If its counts are
+        those of a column that is there all the same, this column would be proved to be the only one.
+        """
+        active = (self.analytics.tile_most > 0).any(1)
+        dependent = torch.zeros_like(self.solved)
+        if self.space.clear and int(active.sum()) <= self.space.rank <= len(active):
+            return dependent  # as many independent updates as users: every column is in the space
+        users = (self.solved & self.entries.any(1)).nonzero()[:, 0]
+        if len(users):
+            columns = self.entries[users].double()
+            values, vectors = torch.linalg.eigh(columns @ columns.T)
+            dependent[users] = vectors[:, values < DEPENDENT * values[-1]].square().sum(1) > DEPENDENT
+        return dependent
+
+    def _status(self, user: int, certified: Tensor) -> UserStatus:
+        if not self.solved[user]:
+            known = self.analytics.of(torch.tensor([user]))
+            explained = self.evidence.explains(self.entries[user : user + 1], known)
+            return UserStatus.UNCERTAIN if bool(explained) else UserStatus.UNSOLVED
+        if self.given[user]:
+            return UserStatus.GIVEN if self.entries[user].any() else UserStatus.INACTIVE
+        if user in self.alternatives or self.indistinct[user]:
+            return UserStatus.AMBIGUOUS
+        return UserStatus.CERTIFIED if certified[user] else UserStatus.SOLVED

@@ -1,0 +1,128 @@
+"""Audits of captures: what is known of them, and how much of them an answer accounts for."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import fedprism as fp
+from fedprism import cli
+from fedprism.audit import lay_out, prepare, run_audit
+from fedprism.audit.trials import trial_of
+from fedprism.errors import BadInput, BadPlan
+from fedprism.experiments import run_trial
+from small_audits import sentence, written
+
+
+def network() -> nn.Module:
+    return fp.models.build("fc2", input_shape=(1, 8, 8), hidden=16, classes=10, seed=0)
+
+
+def three_clients() -> fp.Observation:
+    """One update each of clients with one digit, with two of different classes, and with two of one class."""
+    digits = fp.data.load("digits")
+    clients = [digits.batch([0]), digits.batch([1, 2]), digits.batch([0, 10])]
+    scenario = fp.Scenario(model=network(), clients=clients)
+    return fp.simulate(scenario, fp.threats.honest_but_curious, seed=0)[0]
+
+
+def forget(observation: fp.Observation, *fields: str) -> fp.Observation:
+    known = dataclasses.replace(observation.knowledge, **dict.fromkeys(fields))
+    return dataclasses.replace(observation, knowledge=known)
+
+
+def test_captures_are_audited_without_and_with_their_truth(tmp_path: Path) -> None:
+    model = fp.models.build("fc2", input_shape=(1, 8, 8), hidden=16, classes=10, seed=0)
+    scenario = fp.Scenario(model=model, clients=[fp.data.load("digits").batch([0, 1])])
+    observation, truth = fp.simulate(scenario, fp.threats.honest_but_curious, seed=0)
+    fp.captures.save(observation, tmp_path / "capture")
+    fp.save_truth(truth, tmp_path / "truth")
+    text = '[captures]\nfolders = ["capture"]\n[grid]\nattacks = ["dense-inversion", "bn-exact"]\nseeds = [0]\n'
+    blind = run_audit(prepare(written(tmp_path, text)), tmp_path / "blind")
+    (finished,) = list(blind)
+    assert finished.record is not None
+    assert finished.record.scores is None
+    assert finished.record.residual is not None
+    assert finished.record.residual < 1e-3
+    assert blind.samples(finished.key) is None, "pictures of a capture are kept only on purpose"
+    assert any("bn-exact" in each["what"] for each in blind.skipped)
+    (tmp_path / "capture" / "added").write_text("x")
+    with pytest.raises(BadInput, match=r"fingerprint\.captures changed"):
+        run_audit(prepare(tmp_path / "plan.toml"), tmp_path / "blind", resume=True)
+    (tmp_path / "capture" / "added").unlink()
+    known = run_audit(
+        prepare(written(tmp_path, text.replace("]\n[grid]", ']\ntruths = ["truth"]\n[grid]', 1))), tmp_path / "known"
+    )
+    (finished,) = list(known)
+    assert finished.record is not None
+    assert finished.record.scores is not None
+    assert finished.record.scores["means"]["psnr"] > 60
+
+
+# --- how much is accounted for ---------------------------------------------------------------------------------------
+
+
+def test_the_residual_of_several_updates_is_the_mean_of_theirs() -> None:
+    observation = three_clients()
+    found = fp.run(fp.attacks.dense_inversion(), observation)
+    parts = fp.attacks.split_updates(observation)
+    alone = [fp.residual(part, fp.run(fp.attacks.dense_inversion(), part)) for part in parts]
+    known = [value for value in alone if value is not None]
+    assert max(known[:2]) < 1e-5
+    assert fp.residual(observation, found) == pytest.approx(sum(known) / len(known))
+
+
+def test_an_update_without_an_answer_is_unexplained() -> None:
+    observation = three_clients()
+    silent = tuple(
+        dataclasses.replace(seen, update={name: torch.zeros_like(t) for name, t in seen.update.items()})
+        if place == 1
+        else seen
+        for place, seen in enumerate(observation.rounds[:2])
+    )
+    known = dataclasses.replace(observation.knowledge, batch_size=(1, 2))
+    observation = dataclasses.replace(observation, rounds=silent, knowledge=known)
+    found = fp.run(fp.attacks.dense_inversion(), observation)
+    assert fp.residual(observation, found) == pytest.approx(0.5, abs=1e-4)
+
+
+def test_without_the_settings_of_training_nothing_can_be_run_again() -> None:
+    observation = forget(three_clients(), "loss")
+    assert fp.residual(observation, fp.run(fp.attacks.dense_inversion(), observation)) is None
+
+
+# --- what is known ---------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_tells_what_a_capture_does_not(tmp_path: Path) -> None:
+    fp.captures.save(forget(three_clients(), "input_shape", "loss"), tmp_path / "run")
+    text = '[captures]\nfolders = ["run"]\n[grid]\nseeds = [0]\n'
+    with pytest.raises(BadPlan, match=r"does not tell input_shape; the plan can say it in captures\.knowledge"):
+        lay_out(prepare(written(tmp_path, text)))
+    told = 'folders = ["run"]\nknowledge = { input_shape = [1, 8, 8], loss = "cross_entropy", batch_size = 7 }'
+    setup = prepare(written(tmp_path, text.replace('folders = ["run"]', told)))
+    observation = setup.observation("run")
+    assert observation.knowledge.input_shape == (1, 8, 8)
+    assert observation.knowledge.batch_size == (1, 2, 2), "what the capture tells is taken from there"
+    cells = {cell.attack.label: cell for cell in lay_out(setup).cells}  # type: ignore[union-attr]
+    finished = run_trial(trial_of(setup, cells["dense-inversion"]))
+    assert finished.record is not None
+    assert finished.record.residual is not None
+    assert {"input_shape", "loss"} <= set(finished.record.knowledge_used)
+
+
+def test_an_attack_by_hand_says_what_the_capture_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fp.captures.save(forget(three_clients(), "input_shape"), tmp_path / "run")
+    arguments = ["attack", str(tmp_path / "run"), "--with", "dense-inversion", "-o", str(tmp_path / "out")]
+    assert cli.main(arguments) == 2
+    assert "dense-inversion needs to know 'input_shape', which the capture does not tell" in sentence(capsys)
+    document = json.loads((tmp_path / "run" / "capture.json").read_text())
+    document["knowledge"]["input_shape"] = [1, 8, 8]
+    (tmp_path / "run" / "capture.json").write_text(json.dumps(document))
+    assert cli.main(arguments) == 0
+    assert json.loads((tmp_path / "out" / "record.json").read_text())["residual"] is not None

@@ -1,0 +1,94 @@
+"""Reports of recorded runs: there is no truth to compare with, and still a verdict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedprism import report
+from fedprism.errors import BadInput
+from fedprism.report import protocol
+from fedprism.report.comparing import Change, compare
+from fedprism.solvers.closed_form.dense import DenseStatus
+from planted_audits import CAPTURED, captured, figure, plant
+from report_pages import Page
+
+
+def test_recordings_without_truth_have_residuals_and_no_score(tmp_path: Path) -> None:
+    page = Page(report.render(plant(tmp_path, [captured()], plan=CAPTURED)))
+    assert "What was recovered accounts for recorded updates (idlg on capture 1: run-1: it leaves 1.5e-05" in page.text
+    assert "The truth is not known" in page.text
+    assert "1.5e-05 of the update unexplained" in page.text
+    assert "PSNR 1" not in page.text
+    assert page.plot["points"] == []
+
+
+@pytest.mark.parametrize(
+    ("entry", "said", "verdict"),
+    [
+        ({"residual": 0.04}, "account for recorded updates", "it leaves 0.04 of it unexplained"),
+        ({"residual": 0.06}, "cannot be told without the truth", "leaves 0.06 of it unexplained; near 0"),
+        ({"residual": None}, "cannot be told without the truth", "the truth behind these recordings is not known"),
+        (
+            {"residual": None, "statuses": [f"each client by itself; {DenseStatus.EXACT}"]},
+            "account for recorded updates",
+            f"(idlg on capture 1: run-1: {DenseStatus.EXACT})",
+        ),
+    ],
+)
+def test_an_answer_that_its_update_bears_out_is_the_verdict(
+    entry: dict[str, Any], said: str, verdict: str, tmp_path: Path
+) -> None:
+    text = Page(report.render(plant(tmp_path, [captured(**entry), captured(residual=0.9)], plan=CAPTURED))).text
+    first = text[: text.index("No recommendation")]
+    assert said in first
+    assert verdict in first
+
+
+def test_recordings_are_compared_by_what_accounts_for_them(tmp_path: Path) -> None:
+    before = plant(tmp_path / "a", [captured()], plan=CAPTURED)
+    changes = []
+    for number, residual in enumerate((1.5e-5, 2e-5, 0.5)):
+        after = plant(tmp_path / str(number), [captured(residual=residual)], plan=CAPTURED)
+        changes += [pair.change for pair in compare(before, after).pairs]
+    assert changes == [Change.IDENTICAL, Change.SAME, Change.BETTER]
+
+
+def test_nobody_knows_the_defense_of_a_recording(tmp_path: Path) -> None:
+    scored = captured(metrics={"psnr": figure(40.0)}, samples=2, answered=2)
+    text = Page(report.render(plant(tmp_path, [scored], plan=CAPTURED))).text
+    assert "Private samples came back faithfully (idlg, by whoever holds the capture" in text
+    assert "no defense" not in text.lower()
+    assert "ithout a defense" not in text
+
+
+def test_what_recordings_show_about_their_protocol_is_kept_and_shown(tmp_path: Path) -> None:
+    from fedprism.integrations.findings import RoundFacts, save_findings
+
+    run = tmp_path / "run-1"
+    run.mkdir()
+    names = ("a", "b", "c")
+    save_findings(run, [RoundFacts(index=k, protocol="secagg+", sampled=names, replied=names) for k in range(3)])
+    audit = plant(tmp_path / "out", [captured()], plan=CAPTURED)
+    protocol.keep(audit.root, [run])
+    kept = protocol.load_kept(audit.root)
+    assert kept
+    assert {each.capture for each in kept} == {"1: run-1"}
+    text = Page(report.render(audit)).text
+    assert all(each.sentence in text for each in kept)
+    assert "what is serious" not in text, "that a server knows its participants is no news"
+    facts = {"sampled": names, "replied": names, "examples": dict.fromkeys(names, 3)}
+    save_findings(run, [RoundFacts(index=k, protocol="secagg+", **facts) for k in range(3)])
+    protocol.keep(audit.root, [run])
+    text = Page(report.render(audit)).text
+    said = "Secure aggregation is said to mask the number of examples of each client"
+    assert said in text[: text.index("No recommendation")], "what is serious belongs to the verdict"
+    assert said in text[text.index("Summary for a data-protection") :]
+    (run / "findings.json").write_text("[]")
+    protocol.keep(audit.root, [run])
+    assert [each.check for each in protocol.load_kept(audit.root)] == ["unreadable"]
+    (audit.root / "findings.json").write_text("[]")
+    with pytest.raises(BadInput, match=r"findings\.json"):
+        report.render(audit)

@@ -1,0 +1,109 @@
+"""The documentation's site: it builds without a warning, lists every page and name, and its tables are the code's."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import fedprism as fp
+from fedprism.attacks import ATTACKS
+from fedprism.defenses import DEFENSES
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = sorted(page.stem for page in DOCS.glob("*.md"))
+NEEDED = ("sphinx", "furo", "myst_parser")
+
+
+def module(name: str) -> ModuleType:
+    described = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
+    assert described is not None
+    assert described.loader is not None
+    found = importlib.util.module_from_spec(described)
+    described.loader.exec_module(found)
+    return found
+
+
+def listed() -> list[str]:
+    """The pages of the site, as its first page orders them."""
+    trees = re.findall(r"```\{toctree\}\n(.*?)```", (DOCS / "index.md").read_text(), re.DOTALL)
+    lines = [line.strip() for tree in trees for line in tree.splitlines()]
+    return [line for line in lines if line and not line.startswith(":")]
+
+
+def test_every_page_is_on_the_site_once() -> None:
+    assert sorted(listed()) == [page for page in PAGES if page != "index"]
+
+
+@pytest.mark.parametrize("table", ["attacks", "defenses", "statuses", "rooms"])
+def test_the_tables_for_choosing_are_the_code_s(table: str) -> None:
+    tables = module("tables")
+    pages = tables.CHOOSING.read_text() + tables.DESIGN.read_text()
+    assert tables.TABLES[table]() in pages, "run python docs/tables.py"
+
+
+def test_the_tables_have_a_row_for_every_method() -> None:
+    tables = module("tables")
+    assert [line.split("`")[1] for line in tables.attacks().splitlines()[2:]] == list(ATTACKS)
+    assert [line.split("`")[1] for line in tables.defenses().splitlines()[2:]] == list(DEFENSES)
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    reference = "\n".join((DOCS / f"{page}.md").read_text() for page in ("api", "api-methods", "api-solvers"))
+    described = set(re.findall(r"^\.\. auto\w+:: (?:fedprism\.)?(\w+)", reference, re.MULTILINE))
+    assert set(fp.__all__) - described == set()
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("flower/recorders.py", "RecordingStrategy"),
+        ("flower/recorders.py", "RecordingGrid"),
+        ("nvflare.py", "CaptureFilter"),
+    ],
+)
+def test_signatures_that_are_written_by_hand_are_the_code_s(file: str, name: str) -> None:
+    """Of classes whose bases are not there when the site is made, the arguments cannot be read off."""
+    source = ast.parse((Path(fp.__file__).parent / "integrations" / file).read_text())
+    (defined,) = (node for node in ast.walk(source) if isinstance(node, ast.ClassDef) and node.name == name)
+    (init,) = (node for node in defined.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
+    wanted = [argument.arg for argument in (*init.args.args[1:], *init.args.kwonlyargs)]
+    written = re.search(rf"autoclass:: {name}\((.*)\)", (DOCS / "api-integrations.md").read_text())
+    assert written is not None
+    assert [part.partition("=")[0] for part in written[1].split(", ") if part != "*"] == wanted
+
+
+@pytest.mark.parametrize(
+    ("written", "markup"),
+    [
+        (["One (batch, *input_shape) and `name_`."], [r"One (batch, \*input\_shape) and ``name_``."]),
+        (["As in:", "", "    a | b", "", "and on."], ["As in:", "", "::", "", "    a | b", "", "and on."]),
+        (["Two kinds:", "- one", "- two"], ["Two kinds:", "", "- one", "- two"]),
+    ],
+    ids=["names", "formula", "list"],
+)
+def test_docstrings_become_markup(written: list[str], markup: list[str]) -> None:
+    pytest.importorskip("sphinx", reason="the extra `docs` is not installed")
+    assert module("conf").as_markup(written) == [*markup, ""]
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    for needed in NEEDED:
+        pytest.importorskip(needed, reason="the extra `docs` is not installed")
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-d", tmp_path / "trees", DOCS, tmp_path / "site"],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    assert {page.stem for page in (tmp_path / "site").glob("*.html")} >= set(PAGES)
+    assert "fedprism.simulate" in (tmp_path / "site" / "api.html").read_text()
+    attached = (tmp_path / "site" / "api-integrations.html").read_text()
+    assert all(f"{name}" in attached for name in ("RecordingGrid", "CaptureFilter", "RoundFacts", "stop_above"))
