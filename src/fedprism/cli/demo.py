@@ -8,6 +8,7 @@ import typer
 
 from fedprism.cli.options import Device, Output
 from fedprism.cli.terminal import console_for
+from fedprism.errors import BadInput
 
 
 def demo(output: Output = Path("fedprism-demo"), device: Device = None) -> None:
@@ -17,8 +18,10 @@ def demo(output: Output = Path("fedprism-demo"), device: Device = None) -> None:
     from fedprism.files import publishing
 
     publishing.require_writable(output)
-    plan = output / "plan.toml"
-    publishing.publish(output, {plan.name: template.text().encode()})
+    plan, content = output / "plan.toml", template.text().encode()
+    if plan.exists() and plan.read_bytes() != content:
+        raise BadInput(f"expected a folder without a plan of your own, found '{plan}'; choose another one with -o.")
+    publishing.publish(output, {plan.name: content})
     # What an earlier demo found stays: the same plan gives the same numbers.
     code = auditing.carry_out(
         plan, output, console=console_for(), errors=console_for(stderr=True), resume=True, device=device

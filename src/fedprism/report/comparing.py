@@ -15,7 +15,7 @@ from fedprism.report.page import shared, template
 from fedprism.report.verdict import attacks_of, overall
 
 MOST_DEEP = 8
-"""Tables within tables of a plan that are compared key by key; plans have three."""
+"""Tables within tables of a plan that are compared key by key."""
 
 
 class Change(StrEnum):
