@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from fedprism.attacks.gradient_matching.forward import forward_model
-from fedprism.errors import FedprismError
+from fedprism.attacks.certificate import unexplained
 from fedprism.runner import placed
 from fedprism.types import Observation, Reconstruction
 
@@ -16,8 +15,9 @@ from fedprism.types import Observation, Reconstruction
 def residual(observation: Observation, reconstruction: Reconstruction) -> float | None:
     """How much of the update the reconstruction leaves unexplained: 0 is all explained, 1 none; None where unknowable.
 
-    It needs no truth: the client's forward model is run on the reconstruction and compared with what was observed. Of
-    updates that were attacked one by one it is the mean over those of which it is known; one without answer counts 1.
+    It needs no truth: the client's forward model is run on the reconstruction and its direction compared with what was
+    observed. Of updates that were attacked one by one it is the mean over those of which it is known; one without
+    answer counts 1.
     """
     if reconstruction.per_update is None:
         return _residual_of_one(observation, reconstruction)
@@ -41,14 +41,6 @@ def _with_all_knowledge(part: Observation, observation: Observation) -> Observat
 
 def _residual_of_one(observation: Observation, reconstruction: Reconstruction) -> float | None:
     inputs, labels = reconstruction.inputs, reconstruction.labels
-    if len(observation.rounds) != 1 or inputs is None or labels is None or len(inputs) != len(labels):
+    if len(observation.rounds) != 1 or inputs is None or labels is None:
         return None
-    local = placed(observation, frozenset(observation.granted()), torch.device("cpu"))
-    try:
-        forward = forward_model(local, local.round)
-    except FedprismError:
-        return None
-    explained = forward(inputs, labels, create_graph=False)
-    missed = sum(float((e - t).double().square().sum()) for e, t in zip(explained, forward.target, strict=True))
-    total = sum(float(t.double().square().sum()) for t in forward.target)
-    return (missed / total) ** 0.5 if total > 0 else None
+    return unexplained(placed(observation, frozenset(observation.granted()), torch.device("cpu")), inputs, labels)
