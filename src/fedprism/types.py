@@ -21,6 +21,9 @@ from torch import Tensor, nn
 Update: TypeAlias = Mapping[str, Tensor]
 """Parameter name -> tensor. May be a lazy view of an open file: read each tensor once and do not keep all of them."""
 
+Inputs: TypeAlias = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
+"""What a model is fed: one tensor, several by position, or several by name; each of shape (batch, ...)."""
+
 LossFn: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(outputs (batch, classes), labels (batch,) whole or (batch, classes) soft) -> scalar mean over the batch."""
 
@@ -177,6 +180,13 @@ class Record:
     status: str = ""
     seed: int = 0
     versions: Mapping[str, str] = field(default_factory=dict)
+
+
+def arguments(inputs: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    """How a model is called on inputs: positional and keyword arguments."""
+    if isinstance(inputs, dict):
+        return (), inputs
+    return (inputs if isinstance(inputs, tuple) else (inputs,)), {}
 
 
 def is_soft(labels: Tensor) -> bool:

@@ -39,7 +39,7 @@ def watch(
     hooks = [hook for m in modules for hook in (m.register_forward_pre_hook(fed), m.register_forward_hook(returned))]
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     try:
-        with torch.no_grad(), _evaluating(model):
+        with torch.no_grad(), evaluating(model):
             outputs = functional_call(model, {**buffers, **tensors}, (inputs,))
     finally:
         for hook in hooks:
@@ -53,7 +53,8 @@ def same(first: Tensor, second: Tensor) -> bool:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Inside the block, the model is in evaluation mode."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
