@@ -21,7 +21,8 @@ from fedprism import losses
 from fedprism.attacks.base import NO_DENSE_LAYER, Circumstances, UpdateAttack
 from fedprism.client.observed import batch_gradient_factor, direction
 from fedprism.errors import NotApplicable
-from fedprism.network.network_map import Activation, DenseLayer, NetworkMap, network_map
+from fedprism.network.network_map import Activation, NetworkMap, network_map
+from fedprism.network.operations import Operation
 from fedprism.solvers.closed_form import dense, labels
 from fedprism.types import Observation, Reconstruction, Round, Update
 
@@ -98,7 +99,7 @@ def dense_inversion() -> DenseInversion:
     return DenseInversion()
 
 
-def _gradient(layer: DenseLayer, gradient: Update) -> tuple[Tensor, Tensor]:
+def _gradient(layer: Operation, gradient: Update) -> tuple[Tensor, Tensor]:
     """The layer's weight and bias gradient."""
     if layer.bias is None or layer.bias not in gradient or layer.weight not in gradient:
         raise NotApplicable(
@@ -108,7 +109,7 @@ def _gradient(layer: DenseLayer, gradient: Update) -> tuple[Tensor, Tensor]:
     return gradient[layer.weight], gradient[layer.bias]
 
 
-def _single(observation: Observation, gradient: Update, network: NetworkMap, layer: DenseLayer) -> _Answer:
+def _single(observation: Observation, gradient: Update, network: NetworkMap, layer: Operation) -> _Answer:
     """One sample: every row is a multiple of its input. Its label is the class that is pushed up."""
     inputs = dense.invert_single(*_gradient(layer, gradient)).unsqueeze(0)
     last = network.output_layer()
@@ -159,7 +160,7 @@ def _solve_stack(
 def _polish(
     inputs: Tensor,
     round: Round,
-    layers: tuple[DenseLayer, ...],
+    layers: tuple[Operation, ...],
     activations: tuple[Activation, ...],
     gradient: tuple[Tensor, Tensor],
     counts: Tensor,
