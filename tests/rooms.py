@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-VOCABULARY = ("types", "errors", "threats", "losses", "randomness", "checks", "naming", "pixels")
+VOCABULARY = ("types", "inputs", "errors", "threats", "losses", "randomness", "checks", "naming", "pixels")
 """Modules at the top of the package that say what everything else is about."""
 
 ABOVE_THE_WALL: dict[str, tuple[str, str]] = {

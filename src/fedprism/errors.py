@@ -47,3 +47,9 @@ def about_memory(reason: str) -> bool:
     """
     words = reason.lower().replace(" ", "")
     return any(sign in words for sign in ("outofmemory", "allocatememory", "alloc_failed", "cusolverdncreate"))
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, without the traces that libraries add; its kind where it says nothing."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

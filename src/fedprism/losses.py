@@ -1,6 +1,13 @@
-"""The losses clients train with, by name. Each is the mean over the batch and takes whole or soft labels."""
+"""The losses clients train with, by name. Each is a mean over the batch (and over tokens or pixels).
+
+A model may return its outputs as a tensor, in a tuple (then the first is meant) or in a dict (then "logits" or "out").
+A loss of a user's own is any function (outputs, labels) -> scalar.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -8,6 +15,9 @@ from torch import Tensor
 
 from fedprism.errors import BadInput
 from fedprism.types import LossFn, is_soft
+
+OUTPUT_NAMES = ("logits", "out", "output", "prediction")
+"""Names under which models return what the loss is for: those of transformers, torchvision's segmentation, others."""
 
 
 def one_hot(labels: Tensor, like: Tensor) -> Tensor:
@@ -18,22 +28,75 @@ def one_hot(labels: Tensor, like: Tensor) -> Tensor:
     return (labels.unsqueeze(-1) == torch.arange(like.shape[-1], device=labels.device)).to(like.dtype)
 
 
-def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Softmax cross-entropy."""
-    return F.cross_entropy(outputs, labels)
+def predictions(outputs: Any) -> Tensor:
+    """The tensor that a loss is for, out of what a model returns."""
+    if isinstance(outputs, Tensor):
+        return outputs
+    if isinstance(outputs, Mapping):
+        name = next((name for name in OUTPUT_NAMES if name in outputs), None)
+        if name is None and len(outputs) == 1:
+            (name,) = outputs
+        if name is not None:
+            return predictions(outputs[name])
+    elif isinstance(outputs, tuple | list) and outputs:
+        return predictions(outputs[0])
+    names = ", ".join(map(str, outputs)) if isinstance(outputs, Mapping) else type(outputs).__name__
+    raise BadInput(
+        f"expected a model that returns a tensor, a tuple that begins with one or a dict with {OUTPUT_NAMES[0]!r}, "
+        f"found {names}; give the loss as a function of what the model returns."
+    )
 
 
-def mse(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Squared error of the raw outputs against one-hot labels, mean over batch and classes."""
-    return F.mse_loss(outputs, one_hot(labels, outputs))
+def cross_entropy(outputs: Any, labels: Tensor) -> Tensor:
+    """Softmax cross-entropy, also per token or per pixel; classes are in the second dimension, or else in the last."""
+    scores = predictions(outputs)
+    if scores.dim() > 2 and _classes_last(scores, labels):
+        scores = scores.movedim(-1, 1)
+        labels = labels.movedim(-1, 1) if labels.dim() == scores.dim() else labels
+    return F.cross_entropy(scores, labels)
 
 
-def softmax_mse(outputs: Tensor, labels: Tensor) -> Tensor:
+def mse(outputs: Any, labels: Tensor) -> Tensor:
+    """Squared error of the raw outputs, mean over all of them: against one-hot labels, or numbers to be predicted."""
+    scores = predictions(outputs)
+    return F.mse_loss(scores, _targets(labels, scores))
+
+
+def softmax_mse(outputs: Any, labels: Tensor) -> Tensor:
     """Squared error of the softmax against one-hot labels, mean over batch and classes."""
-    return F.mse_loss(torch.softmax(outputs, dim=-1), one_hot(labels, outputs))
+    scores = predictions(outputs)
+    return F.mse_loss(torch.softmax(scores, dim=-1), one_hot(labels, scores))
 
 
-LOSSES: dict[str, LossFn] = {"cross_entropy": cross_entropy, "mse": mse, "softmax_mse": softmax_mse}
+def l1(outputs: Any, labels: Tensor) -> Tensor:
+    """Absolute error of the numbers to be predicted."""
+    scores = predictions(outputs)
+    return F.l1_loss(scores, _numbers(labels, scores))
+
+
+def huber(outputs: Any, labels: Tensor) -> Tensor:
+    """Huber's error of the numbers to be predicted, which changes from squared to absolute at 1."""
+    scores = predictions(outputs)
+    return F.huber_loss(scores, _numbers(labels, scores))
+
+
+def binary_cross_entropy(outputs: Any, labels: Tensor) -> Tensor:
+    """Sigmoid cross-entropy: one logit a sample, several labels a sample, or one logit a pixel."""
+    scores = predictions(outputs)
+    return F.binary_cross_entropy_with_logits(scores, _numbers(labels, scores))
+
+
+LOSSES: dict[str, LossFn] = {
+    "cross_entropy": cross_entropy,
+    "mse": mse,
+    "softmax_mse": softmax_mse,
+    "binary_cross_entropy": binary_cross_entropy,
+    "l1": l1,
+    "huber": huber,
+}
+
+OF_CLASSES = (cross_entropy, mse, softmax_mse)
+"""Losses that take whole-number labels for class numbers."""
 
 
 def resolve(loss: str | LossFn) -> LossFn:
@@ -41,7 +104,10 @@ def resolve(loss: str | LossFn) -> LossFn:
     if not isinstance(loss, str):
         return loss
     if loss not in LOSSES:
-        raise BadInput(f"expected a loss out of {', '.join(LOSSES)}, found '{loss}'; name one of these.")
+        raise BadInput(
+            f"expected a loss out of {', '.join(LOSSES)}, found '{loss}'; name one of these, or give a function of "
+            'outputs and labels (in a plan: loss = "pkg.module:function").'
+        )
     return LOSSES[loss]
 
 
@@ -55,3 +121,44 @@ def name_of(loss: str | LossFn) -> str | None:
     if isinstance(loss, str):
         return loss
     return next((name for name, known in LOSSES.items() if known is loss), None)
+
+
+def classes_of(outputs: Tensor, labels: Tensor) -> int:
+    """How many classes scores tell apart, for labels as `cross_entropy` takes them."""
+    return outputs.shape[-1 if outputs.dim() == 2 or _classes_last(outputs, labels) else 1]
+
+
+def _classes_last(scores: Tensor, labels: Tensor) -> bool:
+    """Whether the classes of scores for tokens or pixels are in their last dimension, not in the second."""
+    if labels.is_floating_point():  # class weights, in the shape of the scores
+        return False
+    second = (scores.shape[0], *scores.shape[2:]) == tuple(labels.shape)
+    last = tuple(scores.shape[:-1]) == tuple(labels.shape)
+    if second and last:
+        raise BadInput(
+            f"expected scores from whose shape it can be told which dimension is that of classes, found "
+            f"{tuple(scores.shape)} for labels {tuple(labels.shape)}; give the loss as a function of both."
+        )
+    return last
+
+
+def _targets(labels: Tensor, scores: Tensor) -> Tensor:
+    """What outputs are compared with: the numbers themselves, or class numbers as rows of class weights."""
+    whole_classes = not labels.is_floating_point() and labels.shape == scores.shape[:-1] and scores.shape[-1] > 1
+    return one_hot(labels, scores) if whole_classes else _numbers(labels, scores)
+
+
+def _numbers(labels: Tensor, scores: Tensor) -> Tensor:
+    """Labels in the shape of the outputs: (batch,) and (batch, 1) mean the same, and nothing is broadcast."""
+    if labels.shape == scores.shape:
+        return labels.to(scores.dtype)
+    if labels.shape[:1] == scores.shape[:1] and _without_ones(labels) == _without_ones(scores):
+        return labels.reshape(scores.shape).to(scores.dtype)
+    raise BadInput(
+        f"expected a label for each output, found labels of shape {tuple(labels.shape)} and outputs of shape "
+        f"{tuple(scores.shape)}; change the labels, the model or the loss."
+    )
+
+
+def _without_ones(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(size for size in tensor.shape[1:] if size != 1)

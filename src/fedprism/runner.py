@@ -83,7 +83,7 @@ def _placed_knowledge(knowledge: Knowledge, device: torch.device) -> Knowledge:
     def moved(value: Any) -> Any:
         return value.to(device) if isinstance(value, Tensor) else value
 
-    return Knowledge(**{name: moved(getattr(knowledge, name)) for name in knowledge.granted()})
+    return dataclasses.replace(knowledge, **{name: moved(getattr(knowledge, name)) for name in knowledge.granted()})
 
 
 def _on_cpu(value: Any, copies: dict[int, Any]) -> Any:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedprism.errors import BadInput
 from fedprism.files.tensors import TensorFile, write_bytes
+from fedprism.inputs import Inputs, by_name, from_names, single_tensor, tensors_of
 from fedprism.types import Update
 
 FILE = "truth.safetensors"
@@ -26,7 +27,8 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 class Truth:
     """The private samples behind an observation, one row each, and whose they are.
 
-    inputs (samples, *input_shape) in the model's input space; `bounds` and `normalization` turn them into pixels.
+    inputs in the model's input space and structure, each tensor (samples, ...); `bounds` and `normalization` turn one
+    tensor of floating-point numbers into pixels.
     Where clients are seen one by one and the model changes, a sample is listed for each update it is behind; else, or
     where the attacker is told which samples were mixed, once.
 
@@ -34,13 +36,18 @@ class Truth:
     that stays as it is, `updates` has what each client contributed, the mean over its rounds, None if it had none.
     """
 
-    inputs: Tensor
+    inputs: Inputs
     labels: Tensor
     owners: tuple[str, ...]
     bounds: tuple[float, float] = (0.0, 1.0)
     normalization: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     participation: Tensor | None = None
     updates: tuple[Update | None, ...] | None = None
+
+    @property
+    def tensor(self) -> Tensor:
+        """The inputs of a model that is fed one tensor."""
+        return single_tensor(self.inputs)
 
 
 class _About(BaseModel):
@@ -70,7 +77,7 @@ def save_truth(truth: Truth, folder: str | os.PathLike[str]) -> Path:
         normalization=truth.normalization,
         updates=None if truth.updates is None else len(truth.updates),
     )
-    tensors = {"inputs": truth.inputs, "labels": truth.labels}
+    tensors = {**by_name(truth.inputs), "labels": truth.labels}
     if truth.participation is not None:
         tensors["participation"] = truth.participation
     for number, update in enumerate(truth.updates or ()):
@@ -97,11 +104,12 @@ def load_truth(folder: str | os.PathLike[str]) -> Truth:
     except ValidationError as error:
         raise BadInput(f"expected the truth's own description in {FILE}, found another; write it again.") from error
     extras = {name for name in file if name == "participation" or name.startswith("updates.")}
-    samples = {"inputs", "labels"}
-    if set(file) - extras != samples or not len(file["inputs"]) == len(file["labels"]) == len(about.owners):
+    inputs = from_names({name: file[name] for name in file if name.split(".")[0] == "inputs"})
+    read = {"labels", *(by_name(inputs) if inputs is not None else ())}
+    if inputs is None or set(file) - extras != read or not _as_many(inputs, file["labels"], len(about.owners)):
         raise BadInput(f"expected as many inputs as labels and owners in {FILE}, found otherwise; write it again.")
     return Truth(
-        inputs=file["inputs"],
+        inputs=inputs,
         labels=file["labels"],
         owners=about.owners,
         bounds=about.bounds,
@@ -109,6 +117,11 @@ def load_truth(folder: str | os.PathLike[str]) -> Truth:
         participation=_participation(file),
         updates=None if about.updates is None else _updates(file, about.updates),
     )
+
+
+def _as_many(inputs: Inputs, labels: Tensor, count: int) -> bool:
+    """Whether every tensor holds so many samples."""
+    return all(tensor.dim() > 0 and len(tensor) == count for tensor in (*tensors_of(inputs), labels))
 
 
 def _participation(file: TensorFile) -> Tensor | None:

@@ -18,14 +18,15 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from fedprism.inputs import Inputs as Inputs
+from fedprism.inputs import InputShape, InputTypes, first_tensor, map_tensors, single_shape, single_tensor
+from fedprism.inputs import arguments as arguments
+
 Update: TypeAlias = Mapping[str, Tensor]
 """Parameter name -> tensor. May be a lazy view of an open file: read each tensor once and do not keep all of them."""
 
-Inputs: TypeAlias = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
-"""What a model is fed: one tensor, several by position, or several by name; each of shape (batch, ...)."""
-
-LossFn: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""(outputs (batch, classes), labels (batch,) whole or (batch, classes) soft) -> scalar mean over the batch."""
+LossFn: TypeAlias = Callable[[Any, Tensor], Tensor]
+"""(what the model returns: a tensor, a tuple or a dict; labels) -> scalar, a mean over the batch."""
 
 Kind: TypeAlias = Literal["gradient", "delta"]
 Reduction: TypeAlias = Literal["sum", "mean", "weighted_mean"]
@@ -34,16 +35,34 @@ Ambiguity: TypeAlias = Literal["order", "sign", "scale"]
 
 @dataclass(frozen=True)
 class Batch:
-    """What a client trains on: inputs (batch, *input_shape) and labels, (batch,) whole or (batch, classes) soft."""
+    """What a client trains on: inputs, and labels (batch, ...) of whatever shape the loss takes.
 
-    inputs: Tensor
+    Inputs are one tensor (batch, *input_shape), a tuple or a dict of such tensors; floating point or whole numbers
+    (tokens, categories).
+    """
+
+    inputs: Inputs
     labels: Tensor
 
+    @property
+    def tensor(self) -> Tensor:
+        """The inputs of a model that is fed one tensor."""
+        return single_tensor(self.inputs)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
+        """The same with every tensor of the inputs changed by the function; labels stay."""
+        return Batch(map_tensors(function, self.inputs), self.labels)
+
+    def to(self, place: torch.device, dtype: torch.dtype | None = None) -> Batch:
+        """On the device, floating-point inputs in `dtype` where one is given."""
+        moved = self.map(lambda tensor: tensor.to(place, dtype if tensor.dtype.is_floating_point else None))
+        return Batch(moved.inputs, self.labels.to(place))
+
     def __len__(self) -> int:
-        return len(self.inputs)
+        return len(first_tensor(self.inputs))
 
     def __getitem__(self, indices: Any) -> Batch:
-        return Batch(self.inputs[indices], self.labels[indices])
+        return Batch(map_tensors(lambda tensor: tensor[indices], self.inputs), self.labels[indices])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +90,9 @@ class Round:
 class Knowledge:
     """What the attacker knows beside the update. None means: does not know it.
 
+    `input_shape` is that of one sample, in the structure of the inputs; `input_types` are granted with it, and None
+    means floating point.
+
     `batch_size` is the number of samples behind an update, a tuple with one entry a round where rounds differ;
     `examples` is what each client trains on in a round, one entry a client. `labels` belong to the one update, or are a
     tuple: one entry a round where clients are seen one by one, one entry a
@@ -86,7 +108,8 @@ class Knowledge:
     client-1, ... in the order of the columns unless participants are named.
     """
 
-    input_shape: tuple[int, ...] | None = None
+    input_shape: InputShape | None = None
+    input_types: InputTypes | None = None
     bounds: tuple[float, float] | None = None
     normalization: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     batch_size: int | tuple[int, ...] | None = None
@@ -107,16 +130,23 @@ class Knowledge:
     mixing: Update | None = None
     defense: Any = None
 
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """The shape of one sample of a model that is fed one tensor; () where it is not known."""
+        return single_shape(self.input_shape) if self.input_shape is not None else ()
+
     def granted(self) -> frozenset[str]:
         """Names of the fields that are known."""
-        return frozenset(f.name for f in dataclasses.fields(self) if getattr(self, f.name) is not None)
+        return frozenset(name for name in KNOWLEDGE_FIELDS if getattr(self, name) is not None)
 
     def restricted_to(self, names: frozenset[str]) -> Knowledge:
         """The same knowledge with every field outside `names` forgotten."""
-        return Knowledge(**{name: getattr(self, name) for name in self.granted() & names})
+        known = {name: getattr(self, name) for name in self.granted() & names}
+        return Knowledge(**known, input_types=self.input_types if "input_shape" in names else None)
 
 
-KNOWLEDGE_FIELDS = frozenset(f.name for f in dataclasses.fields(Knowledge))
+KNOWLEDGE_FIELDS = frozenset(f.name for f in dataclasses.fields(Knowledge)) - {"input_types"}
+"""What can be granted: `input_types` go with `input_shape`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,13 +176,13 @@ class Observation:
 class Reconstruction:
     """What an attack got out of an observation.
 
-    inputs (batch, *input_shape) in the model's input space; labels (batch,); owners names whose each input is.
+    inputs in the model's input space and in its structure; labels (batch, ...); owners names whose each input is.
     `per_update` pairs each of several updates that were attacked one by one with its own answer.
     `ambiguity` declares what the attack cannot know; scoring may resolve these and nothing else.
     `knowledge_used` is filled in by the runner.
     """
 
-    inputs: Tensor | None = None
+    inputs: Inputs | None = None
     labels: Tensor | None = None
     features: Tensor | None = None
     updates: tuple[Update, ...] | None = None
@@ -163,6 +193,12 @@ class Reconstruction:
     status: str = ""
     diagnostics: Mapping[str, Any] = field(default_factory=dict)
     knowledge_used: frozenset[str] = frozenset()
+
+    @property
+    def tensor(self) -> Tensor:
+        """The inputs of a model that is fed one tensor, where there is an answer."""
+        assert self.inputs is not None
+        return single_tensor(self.inputs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,13 +216,6 @@ class Record:
     status: str = ""
     seed: int = 0
     versions: Mapping[str, str] = field(default_factory=dict)
-
-
-def arguments(inputs: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    """How a model is called on inputs: positional and keyword arguments."""
-    if isinstance(inputs, dict):
-        return (), inputs
-    return (inputs if isinstance(inputs, tuple) else (inputs,)), {}
 
 
 def is_soft(labels: Tensor) -> bool:

@@ -254,7 +254,7 @@ def test_what_comes_out_the_same_is_trained_once() -> None:
 
     scenario = federation(loss=counting, participation=None, rounds=5)
     observation, truth = seen(scenario, fp.threats.secure_aggregation)
-    assert calls == 1 + 4, "once to see that it can be, and once a client"
+    assert calls == 1 + 1 + 4, "once to see that it fits, once that clients can be trained together, once a client"
     assert truth.updates is not None
     own = [answer(scenario, client, 0) for client in range(4)]
     for found, expected in zip(truth.updates, own, strict=True):

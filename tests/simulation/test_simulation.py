@@ -263,7 +263,7 @@ def test_the_cocktail_party_works_on_such_an_update(half_frozen: fp.Scenario) ->
         (torch.rand(0, 1, 16, 16), torch.zeros(0, dtype=torch.long), "at least one"),
         (torch.full((1, 1, 16, 16), torch.nan), torch.zeros(1, dtype=torch.long), "finite"),
         (torch.zeros(1, 1, 16, 16, dtype=torch.uint8), torch.zeros(1, dtype=torch.long), "floating-point"),
-        (torch.rand(1, 1, 16, 16), torch.zeros(1), "whole numbers"),
+        (torch.rand(1, 1, 16, 16), torch.zeros(1), "accepts the model's outputs and labels"),
         (torch.rand(1, 1, 16, 16), torch.tensor([10]), "10 classes"),
         (torch.rand(1, 1, 16, 17), torch.tensor([1]), "accept"),
     ],

@@ -13,6 +13,8 @@ from typing import Any, ClassVar, NamedTuple, final
 import torch
 from torch import Tensor
 
+from fedprism.inputs import first_tensor
+from fedprism.inputs import joined as join_batches
 from fedprism.naming import EvaluableRepr
 from fedprism.types import Ambiguity, Observation, Reconstruction
 
@@ -153,9 +155,10 @@ def _joined_answers(
 ) -> Reconstruction:
     """One reconstruction of the answers to several observations, each of one update."""
     owners = (part.subject or "unknown" for part, a in zip(parts, answers, strict=True) for _ in range(_count(a)))
+    inputs = [answer.inputs for answer in answers if answer.inputs is not None]
     labels = [answer.labels for answer in answers if answer.labels is not None]
     return Reconstruction(
-        inputs=_stacked([answer.inputs for answer in answers]),
+        inputs=join_batches(inputs) if inputs else None,
         labels=_stacked(labels) if len(labels) == len(answers) else None,
         properties=_stacked([answer.properties for answer in answers]),
         owners=tuple(owners),
@@ -170,8 +173,9 @@ def _joined_answers(
 
 def _count(reconstruction: Reconstruction) -> int:
     """How many answers a reconstruction gives: one per input, or one per property."""
-    answers = reconstruction.inputs if reconstruction.inputs is not None else reconstruction.properties
-    return len(answers) if answers is not None else 0
+    if reconstruction.inputs is not None:
+        return len(first_tensor(reconstruction.inputs))
+    return len(reconstruction.properties) if reconstruction.properties is not None else 0
 
 
 def _stacked(tensors: Sequence[Tensor | None]) -> Tensor | None:

@@ -10,25 +10,28 @@ from torch import Tensor
 from fedprism.attacks.gradient_matching.forward import Forward, forward_model
 from fedprism.client.observed import direction
 from fedprism.errors import FedprismError, MissingKnowledge
-from fedprism.types import Observation, Update
+from fedprism.inputs import Inputs, tensors_of
+from fedprism.types import Batch, Observation, Update
 
 HALF_FORMATS = (torch.bfloat16, torch.float16)
 """Number formats that updates are rounded to on their way, coarsest first."""
 
 
-def unexplained(observation: Observation, inputs: Tensor, labels: Tensor) -> float | None:
+def unexplained(observation: Observation, inputs: Inputs, labels: Tensor) -> float | None:
     """The share of the observed update that does not point along the update these samples give; None where unknowable.
 
     It is the sine of the angle between the two, over all tensors that were sent: 0 is all explained, 1 nothing. The
     scale of an update is never taken for known, because clipping, weights and learning rates change it.
     """
-    if len(inputs) == 0 or len(inputs) != len(labels):
+    if not len(labels) or any(len(tensor) != len(labels) for tensor in tensors_of(inputs)):
         return None
     try:
         forward = _forward(observation)
     except FedprismError:
         return None
-    return sine(forward(inputs.to(forward.target[0]), labels, create_graph=False), forward.target)
+    like = forward.target[0]
+    guess = Batch(inputs, labels).to(like.device, like.dtype)
+    return sine(forward(guess.inputs, guess.labels, create_graph=False), forward.target)
 
 
 def sine(first: list[Tensor], second: tuple[Tensor, ...]) -> float:
@@ -56,7 +59,7 @@ def rounding_error(update: Update) -> float:
     return max((math.sqrt(torch.finfo(tensor.dtype).eps) for tensor in tensors), default=0.0)
 
 
-def certified(observation: Observation, inputs: Tensor, labels: Tensor | None) -> bool | None:
+def certified(observation: Observation, inputs: Inputs, labels: Tensor | None) -> bool | None:
     """Whether these samples give the observed update to rounding error; None where nobody can tell."""
     residual = unexplained(observation, inputs, labels) if labels is not None else None
     return None if residual is None else residual <= rounding_error(direction(observation.round))

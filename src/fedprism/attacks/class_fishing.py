@@ -108,7 +108,7 @@ class ClassFishing(UpdateAttack):
         counted = -size * scale * float(gradient[last.bias or ""][target])
         count = max(round(counted), 0)
         status = _status(counted, count)
-        shape = observation.knowledge.input_shape or ()
+        shape = observation.knowledge.sample_shape
         diagnostics = {"target": target, "fished": count, "counted": counted}
         if count == 0:
             empty = gradient[last.weight].new_zeros(0, *shape)

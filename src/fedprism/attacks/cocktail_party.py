@@ -101,7 +101,7 @@ class CocktailParty(UpdateAttack):
             )
         entrance = entrance_of(observation, layer)
         separation = self._separate(observation, round, network, layer, entrance)
-        shape = observation.knowledge.input_shape or ()
+        shape = observation.knowledge.sample_shape
         inputs: Tensor | None = None
         features, cosines, status = None, None, separation.status
         if entrance is not None:
@@ -148,7 +148,7 @@ class CocktailParty(UpdateAttack):
             raise BadInput(
                 f"expected a batch_size of at least 1, found {components}; leave it out to have samples counted."
             )
-        image_shape = None if entrance is None else observation.knowledge.input_shape
+        image_shape = None if entrance is None else observation.knowledge.sample_shape
         box = None if entrance is None or image_shape is None else _flat_box(observation, image_shape, entrance)
         downstream = None if observation.knowledge.loss is None else _downstream(observation, round, network, layer)
         if not self.exact or downstream is None:
@@ -231,7 +231,7 @@ def images_with(
     sized: bool,
 ) -> InvertedFeatures:
     """Images whose features before the layer are the given ones (samples, features), if sized in their length too."""
-    noise = torch.randn(len(features), *(observation.knowledge.input_shape or ()), generator=rng).to(features)
+    noise = torch.randn(len(features), *observation.knowledge.sample_shape, generator=rng).to(features)
     return _inverted(observation, layer, features, first_guess(noise, inversion), inversion, sized=sized)
 
 

@@ -153,7 +153,7 @@ def _own_update(observation: Observation, round: Round) -> Update:
     update = local_update(
         model,
         {name: round.params[name] for name, _ in model.named_parameters()},
-        Batch(data.inputs.to(like), data.labels.to(like.device)),
+        Batch(data.tensor.to(like), data.labels.to(like.device)),
         loss=losses.resolve(knowledge.loss),
         protocol=FedSGD() if gradient else _protocol(knowledge),
         rng=torch.Generator(),

@@ -83,7 +83,7 @@ class DenseInversion(UpdateAttack):
                 answer = _solve_stack(observation, round, gradient, network, batch)
         if answer is None:
             answer = _rows(weight_grad, bias_grad, batch, self.floor)
-        inputs = answer.inputs.to(weight_grad.dtype).view(-1, *(observation.knowledge.input_shape or ()))
+        inputs = answer.inputs.to(weight_grad.dtype).view(-1, *observation.knowledge.sample_shape)
         finite = torch.isfinite(inputs.flatten(1)).all(1)  # a quotient beyond all numbers is no answer
         return Reconstruction(
             inputs=inputs[finite],

@@ -157,8 +157,8 @@ class Encodings(Attack):
                 "them, or attack updates of one mixture."
             )
         soft = labels if isinstance(labels, Tensor) and is_soft(labels) else None
-        soft = soft if soft is not None else _read_off(single, encodings.inputs)
-        return _Answer(encodings.inputs, soft, encodings.status)
+        soft = soft if soft is not None else _read_off(single, encodings.tensor)
+        return _Answer(encodings.tensor, soft, encodings.status)
 
 
 def mixup_decoding() -> Encodings:

@@ -109,7 +109,7 @@ class Imprint(UpdateAttack):
         assert observation.trapdoor is not None
         names = _layers(observation.model, round.params)
         inputs, bins = self._bins(round, names, observation.trapdoor)
-        inputs = inputs.to(round.params[names.weight].dtype).view(-1, *(observation.knowledge.input_shape or ()))
+        inputs = inputs.to(round.params[names.weight].dtype).view(-1, *observation.knowledge.sample_shape)
         kept = _within(inputs, observation)
         size = observation.knowledge.batch_size
         return Reconstruction(

@@ -126,7 +126,7 @@ class _Mixed(NamedTuple):
         matrix = torch.zeros(len(mixing.mapping), samples, dtype=torch.float64)
         matrix.scatter_add_(1, mixing.mapping.cpu(), mixing.coefficients.double().cpu())
         weights = tuple(matrix[rows.cpu()] for rows in mixtures_behind(mixing, singles))
-        return cls(singles, weights, (samples, *(knowledge.input_shape or ())))
+        return cls(singles, weights, (samples, *knowledge.sample_shape))
 
 
 class _MixedUpdate(NamedTuple):

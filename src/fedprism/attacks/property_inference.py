@@ -56,8 +56,8 @@ class Negative:
     """The image is rendered as its negative."""
 
     def split(self, data: Batch, box: tuple[Tensor, Tensor] | None) -> tuple[Batch, Batch]:
-        low, high = (bound.to(data.inputs) for bound in box) if box else (data.inputs.min(), data.inputs.max())
-        return Batch(low + high - data.inputs, data.labels), data
+        low, high = (bound.to(data.tensor) for bound in box) if box else (data.tensor.min(), data.tensor.max())
+        return Batch(low + high - data.tensor, data.labels), data
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -133,7 +133,7 @@ class PropertyInference(Attack):
             raise MissingKnowledge(self.name, "public_data")
         like = next(iter(observation.rounds[0].params.values()))
         holding, plain = self.sought.split(
-            Batch(data.inputs.to(like), data.labels.to(like.device)), input_box(observation)
+            Batch(data.tensor.to(like), data.labels.to(like.device)), input_box(observation)
         )
         if not len(holding) or not len(plain):
             raise BadInput(
@@ -254,11 +254,11 @@ def _answers(
 def _drawn(data: Batch, count: int, rng: torch.Generator) -> Batch:
     """Different samples, or repeated ones where there are too few."""
     order = torch.randperm(len(data), generator=rng)
-    return data[order.repeat(-(-count // len(data)))[:count].to(data.inputs.device)]
+    return data[order.repeat(-(-count // len(data)))[:count].to(data.labels.device)]
 
 
 def _joined(first: Batch, second: Batch) -> Batch:
-    return Batch(torch.cat([first.inputs, second.inputs]), torch.cat([first.labels, second.labels]))
+    return Batch(torch.cat([first.tensor, second.tensor]), torch.cat([first.labels, second.labels]))
 
 
 def _owner(round_: Round) -> str:

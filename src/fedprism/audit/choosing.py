@@ -188,7 +188,7 @@ def _dense_first(probe: Observation) -> bool:
 def probe_of(materials: Materials) -> Observation:
     """Enough of an observation to look at the network's layers."""
     model = materials.network(0)
-    shape = tuple(materials.batch(torch.tensor([0])).inputs.shape[1:])
+    shape = tuple(materials.batch(torch.tensor([0])).tensor.shape[1:])
     params, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     round = Round(params=params, update={}, buffers_before=buffers or None)
     return Observation(model=model, rounds=(round,), knowledge=Knowledge(input_shape=shape))

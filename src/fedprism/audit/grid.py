@@ -249,7 +249,7 @@ def _check_data(plan: Plan, materials: Materials) -> None:
             f"and {plan.data.public} public ones, found {len(materials.samples)} in {materials.samples.name}; lower "
             "grid.clients or grid.batch_sizes."
         )
-    values = wanted * math.prod(materials.batch(torch.tensor([0])).inputs.shape[1:])
+    values = wanted * math.prod(materials.batch(torch.tensor([0])).tensor.shape[1:])
     if values > MOST_VALUES:
         raise BadPlan(f"expected cells with at most {MOST_VALUES} values of data, found {values}; make them smaller.")
 

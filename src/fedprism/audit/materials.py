@@ -81,7 +81,7 @@ class Setup:
         if captures is None:
             samples = self.materials().samples
             assert samples is not None
-            shape = samples.batch([0]).inputs.shape[1:]
+            shape = samples.batch([0]).tensor.shape[1:]
         if (captures is not None and not captures.truths) or (shape is not None and len(shape) != 3):
             return  # nothing to compare with, or no images
         image = torch.zeros(1, 3, 32, 32)
@@ -146,7 +146,7 @@ class Materials:
         """Samples as the model is fed them."""
         assert self.samples is not None
         drawn = self.samples.batch(indices)
-        return Batch(to_inputs(drawn.inputs, self.normalization), drawn.labels)
+        return Batch(to_inputs(drawn.tensor, self.normalization), drawn.labels)
 
     def network(self, seed: int) -> nn.Module:
         """The model as a seed makes it, for whoever leaves it as it is: of one seed it is made once.
@@ -174,7 +174,7 @@ class Materials:
     def _kwargs(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """input_shape and classes are the data's unless they are stated."""
         assert self.samples is not None
-        shape = list(self.samples.batch([0]).inputs.shape[1:])
+        shape = list(self.samples.batch([0]).tensor.shape[1:])
         from_data = {"input_shape": shape, "classes": self.samples.classes}
         accepted = inspect.signature(MODELS[name]).parameters
         return {**{key: value for key, value in from_data.items() if key in accepted}, **given}
@@ -199,7 +199,7 @@ def _loaded(plan: Plan, base: Path, data_dir: Path | None) -> Materials:
         return Materials(None, plan.model, base)
     samples = _samples(plan.data, base, data_dir)
     normalization = plan.data.normalization
-    channels = samples.batch([0]).inputs.shape[1]
+    channels = samples.batch([0]).tensor.shape[1]
     if normalization is not None and not len(normalization[0]) == len(normalization[1]) == channels:
         raise BadPlan(
             f"expected a mean and a std for each of {channels} channels at 'data.normalization' of the plan, found "

@@ -85,7 +85,7 @@ def _simulated(setup: Setup, cell: AttackCell, device: str | None) -> Setting:
     attack, threat = cell.attack.method, cell.threat.method
     server: Any = attack if threat.tampers and hasattr(attack, "tamper") else None
     observation, truth = simulate(scenario, threat, seed=cell.seed, server=server, device=device)
-    pool = materials.samples.batch(others[:MOST_AVERAGED]).inputs
+    pool = materials.samples.batch(others[:MOST_AVERAGED]).tensor
     return Setting(observation=observation, truth=truth, guesses=partial(_guesses, materials, pool, cell.seed))
 
 

@@ -407,10 +407,10 @@ def _check_labels(labels: Tensor, batch_size: int | None, classes: int | None) -
 
 
 def _check_public(data: Batch, input_shape: tuple[int, ...] | None, classes: int | None) -> None:
-    shape = tuple(data.inputs.shape)
-    if not data.inputs.dtype.is_floating_point or len(shape) < 2 or input_shape not in (None, shape[1:]):
+    shape = tuple(data.tensor.shape)
+    if not data.tensor.dtype.is_floating_point or len(shape) < 2 or input_shape not in (None, shape[1:]):
         raise BadCapture(
             f"expected public_data.inputs as floating-point numbers of shape {shown(input_shape or 'input_shape')}, "
-            f"found {data.inputs.dtype} of shape {shown(shape)}; correct one of them."
+            f"found {data.tensor.dtype} of shape {shown(shape)}; correct one of them."
         )
     _check_labels(data.labels, shape[0], classes)

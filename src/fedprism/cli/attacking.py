@@ -17,6 +17,7 @@ from fedprism.errors import BadInput
 from fedprism.evaluation import scoring
 from fedprism.evaluation.residuals import residual
 from fedprism.files import json_text, pictures, publishing
+from fedprism.inputs import by_name
 from fedprism.metrics import METRICS
 from fedprism.models import factory
 from fedprism.types import Observation, Reconstruction, Record
@@ -82,7 +83,7 @@ def carry_out(
 def result_files(observation: Observation, reconstruction: Reconstruction, record: Record) -> dict[str, bytes]:
     """The files of one attack: tensors, updates by their number, a picture a recovered image and, last, the record."""
     tensors = {
-        "inputs": reconstruction.inputs,
+        **(by_name(reconstruction.inputs) if reconstruction.inputs is not None else {}),
         "labels": reconstruction.labels,
         "properties": reconstruction.properties,
     }

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedprism.errors import BadInput, out_of_memory
+from fedprism.inputs import first_tensor
 from fedprism.runtime import memory
 from fedprism.runtime.cuda_graphs import Engine
 from fedprism.types import Batch
@@ -51,12 +52,14 @@ def bytes_kept(work: Callable[[], object], apart_from: Iterable[Tensor]) -> int:
 
 
 def is_mean_over_samples(gradient: Gradient, batch: Batch) -> bool:
-    """Whether the gradient of two samples is the mean of theirs; they are random, with the labels of the first two."""
+    """Whether the gradient of two samples is the mean of theirs; they are random, with the labels of the first two.
+
+    Whole numbers are those of the first two samples: not every number is a token or a category of the model.
+    """
     if len(batch) < 2:
         return False
-    noise = torch.randn(2, *batch.inputs.shape[1:], generator=torch.Generator().manual_seed(0))
-    two = Batch(noise.to(batch.inputs), batch.labels[:2])
-    place = batch.inputs.device
+    rng = torch.Generator().manual_seed(0)
+    two, place = batch[:2].map(lambda tensor: _noise(tensor, rng)), first_tensor(batch.inputs).device
     try:
         # In full precision: the 10 bits of TF32 are no better than the tolerance.
         with Engine().settings(), torch.random.fork_rng([place] if place.type == "cuda" else []):
@@ -68,3 +71,7 @@ def is_mean_over_samples(gradient: Gradient, batch: Batch) -> bool:
     missed = sum((w - (a + b) / 2).double().square().sum() for w, a, b in zip(both, first, second, strict=True))
     total = sum(w.double().square().sum() for w in both)
     return bool(missed <= TOLERANCE**2 * total)
+
+
+def _noise(tensor: Tensor, rng: torch.Generator) -> Tensor:
+    return torch.randn(tensor.shape, generator=rng).to(tensor) if tensor.is_floating_point() else tensor

@@ -12,15 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from torch import Tensor, nn
-from torch.func import functional_call
 
+from fedprism.inputs import Inputs, outputs_of
 from fedprism.network.batchnorm import batchnorm_layers
 from fedprism.runtime.moments import Moments, channel_moments
 from fedprism.types import Observation, Round, Update
 
 
 def layer_moments(
-    model: nn.Module, params: Update, buffers: Update, inputs: Tensor, *, unbiased: bool = False
+    model: nn.Module, params: Update, buffers: Update, inputs: Inputs, *, unbiased: bool = False
 ) -> dict[str, Moments]:
     """The mean and variance of what each batch-norm layer is fed for `inputs`; no buffer is written to."""
     moments: dict[str, Moments] = {}
@@ -33,14 +33,14 @@ def layer_moments(
     # In train mode the layers write into the buffers they are given: hand them copies.
     copies = {name: tensor.clone() for name, tensor in buffers.items()}
     try:
-        functional_call(model, {**params, **copies}, (inputs,))
+        outputs_of(model, {**params, **copies}, inputs)
     finally:
         for hook in hooks:
             hook.remove()
     return {name: moments[name] for name in names.values() if name in moments}
 
 
-def exact_statistics(model: nn.Module, params: Update, buffers: Update, inputs: Tensor) -> dict[str, Tensor]:
+def exact_statistics(model: nn.Module, params: Update, buffers: Update, inputs: Inputs) -> dict[str, Tensor]:
     """`Knowledge.batchnorm_exact` of a client that holds `inputs`: the statistics, with the biased variance."""
     return _named(layer_moments(model, params, buffers, inputs).items())
 

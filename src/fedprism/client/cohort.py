@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fedprism.client.update import (
     FedAvg,
@@ -28,6 +27,7 @@ from fedprism.client.update import (
     trained_update,
 )
 from fedprism.defenses.base import Chain, Context, Defense
+from fedprism.inputs import first_tensor, outputs_of, stacked, tensors_of, values_in
 from fedprism.randomness import seeded_layers
 from fedprism.runtime import memory
 from fedprism.types import Batch, LossFn, Update
@@ -70,7 +70,7 @@ def local_updates(
     tasks = iter(tasks)
     begin = list(islice(tasks, 2))
     tasks = joined(begin, tasks)
-    if together is None and begin and begin[0].data.inputs.device.type == "cpu":
+    if together is None and begin and first_tensor(begin[0].data.inputs).device.type == "cpu":
         together = 1
     # Finding out whether the model allows it costs a gradient: only where there is something to gain.
     if len(begin) == 2 and (together != 1 or begin[0].repeats) and not defense.overrides("on_batch", "on_examples"):
@@ -140,7 +140,7 @@ class _Training:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
-                twice = Batch(torch.stack([data.inputs[:1]] * 2), torch.stack([data.labels[:1]] * 2))
+                twice = _side_by_side([data[:1]] * 2)
                 stacked_gradients(self.model, self._copies(2), self.held, twice, self.loss)
         except (RuntimeError, ValueError, TypeError, Warning):
             return False
@@ -152,8 +152,9 @@ class _Training:
         step = min(size, self.protocol.batch_size or size) if isinstance(self.protocol, FedAvg) else size
         # Parameters before, during and after a step, gradient, velocity; activations, their gradients and work space.
         values = 6 * sum(p.numel() for p in self.start.values()) + 3 * step * self._activations(data)
-        values += data.inputs.numel() + 2 * step * data.inputs[0].numel()
-        return memory.together(min(MOST_TOGETHER, BYTES_TOGETHER // (values * data.inputs.element_size())))
+        values += values_in(data.inputs) + 2 * step * values_in(data[:1].inputs)
+        bytes_each = first_tensor(data.inputs).element_size()
+        return memory.together(min(MOST_TOGETHER, BYTES_TOGETHER // (values * bytes_each)))
 
     def run(self, tasks: Iterable[Task], together: int) -> Iterator[tuple[Task, Update]]:
         """The tasks in order, `together` of them at a time; those of them whose data has one shape in one program."""
@@ -186,10 +187,11 @@ class _Training:
                 self.protocol,
             )
             return [{name: tensor.detach() for name, tensor in update.items()}]
-        every = Batch(torch.stack([batch.inputs for batch in data]), torch.stack([batch.labels for batch in data]))
-        rows = torch.arange(len(data), device=every.inputs.device).unsqueeze(1)
+        every = _side_by_side(data)
+        place = every.labels.device
+        rows = torch.arange(len(data), device=place).unsqueeze(1)
         # One (clients, samples) table of indices per step.
-        steps = [torch.stack(step).to(every.inputs.device) for step in zip(*schedules, strict=True)]
+        steps = [torch.stack(step).to(place) for step in zip(*schedules, strict=True)]
         update = trained_update(
             self._copies(len(data)),
             lambda current, indices, _: stacked_gradients(
@@ -219,7 +221,7 @@ class _Training:
         hooks = [layer.register_forward_hook(count) for layer in layers]
         try:
             with torch.no_grad():
-                functional_call(self.model, {**self.start, **self.held}, (data.inputs[:1],))
+                outputs_of(self.model, {**self.start, **self.held}, data[:1].inputs)
         finally:
             for hook in hooks:
                 hook.remove()
@@ -227,4 +229,9 @@ class _Training:
 
 
 def _shapes(data: Batch) -> tuple[Any, ...]:
-    return data.inputs.shape, data.inputs.dtype, data.labels.shape, data.labels.dtype
+    return tuple((tensor.shape, tensor.dtype) for tensor in (*tensors_of(data.inputs), data.labels))
+
+
+def _side_by_side(data: Sequence[Batch]) -> Batch:
+    """Batches of one shape as (clients, batch, ...)."""
+    return Batch(stacked(batch.inputs for batch in data), torch.stack([batch.labels for batch in data]))

@@ -13,11 +13,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 
 from fedprism.client.batch_parts import bytes_kept, part_size
 from fedprism.defenses.base import Chain, Context, Defense
 from fedprism.errors import BadInput
+from fedprism.inputs import Inputs, arguments, first_tensor, map_tensors, outputs_of, tensors_of, values_in
 from fedprism.runtime import memory
 from fedprism.types import Batch, Kind, LossFn, Update
 
@@ -137,8 +138,8 @@ def step_gradient(
     assert model is not None
     assert data is not None
     batch = defense.on_batch(data if indices is None else data[indices], context, rng)
-    if layout is not None and batch.inputs.dim() == 4:
-        batch = Batch(batch.inputs.contiguous(memory_format=layout), batch.labels)
+    if layout is not None:
+        batch = batch.map(lambda images: images.contiguous(memory_format=layout) if images.dim() == 4 else images)
     if not defense.overrides("on_examples"):
         return batch_gradient(model, trained, fixed, batch, loss, create_graph)
     examples = example_gradients(model, trained, fixed, batch, loss)
@@ -204,7 +205,7 @@ def _gradient_in_parts(model: nn.Module, params: Update, fixed: Update, batch: B
         copies = {name: tensor.clone() for name, tensor in fixed.items()}
         return list(_gradient(model, params, copies, asked, loss).values())
 
-    fitting = _fitting(model, params, fixed, batch) if batch.inputs.numel() >= LARGE_BATCH else None
+    fitting = _fitting(model, params, fixed, batch) if values_in(batch.inputs) >= LARGE_BATCH else None
     size, total = part_size(without_trace, batch, fitting), dict[str, Tensor]()
     if size >= len(batch):
         return _gradient(model, params, fixed, batch, loss)
@@ -218,10 +219,11 @@ def _gradient_in_parts(model: nn.Module, params: Update, fixed: Update, batch: B
 
 def _fitting(model: nn.Module, params: Update, fixed: Update, batch: Batch) -> int:
     """How many samples of a large batch BYTES_TOGETHER hold, counted on two of them."""
-    few = batch.inputs[:2]
+    few, place = batch[:2], first_tensor(batch.inputs).device
     tensors = {**params, **{name: tensor.clone() for name, tensor in fixed.items()}}
-    with torch.random.fork_rng([few.device] if few.is_cuda else []):
-        kept = bytes_kept(lambda: functional_call(model, tensors, (few,)), [*tensors.values(), few])
+    with torch.random.fork_rng([place] if place.type == "cuda" else []):
+        there = [*tensors.values(), *tensors_of(few.inputs)]
+        kept = bytes_kept(lambda: outputs_of(model, tensors, few.inputs), there)
     return max(1, BYTES_TOGETHER * len(few) // max(1, kept))
 
 
@@ -229,7 +231,8 @@ def _gradient(
     model: nn.Module, params: Update, fixed: Update | None, batch: Batch, loss: LossFn, create_graph: bool = False
 ) -> Update:
     try:
-        outputs = model(batch.inputs) if fixed is None else functional_call(model, {**params, **fixed}, (batch.inputs,))
+        args, kwargs = arguments(batch.inputs)
+        outputs = model(*args, **kwargs) if fixed is None else outputs_of(model, {**params, **fixed}, batch.inputs)
     except ValueError as error:  # batch-norm refuses a batch of one in train mode
         raise BadInput(
             f"expected a batch that the model accepts, found one of {len(batch)} ({error}); "
@@ -247,8 +250,8 @@ def stacked_gradients(
 ) -> Update:
     """The gradients of several clients, each with parameters of its own; only `held` has no dimension of clients."""
 
-    def client_loss(current: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return loss(functional_call(model, {**current, **fixed}, (x,)), y)
+    def client_loss(current: dict[str, Tensor], x: Inputs, y: Tensor) -> Tensor:
+        return loss(outputs_of(model, {**current, **fixed}, x), y)
 
     # The gradient of the sum: no client's loss depends on another's parameters.
     total = vmap(client_loss, randomness="error")(dict(params), batch.inputs, batch.labels).sum()
@@ -261,8 +264,8 @@ def stacked_gradients(
 def example_gradients(model: nn.Module, params: Update, fixed: Update, batch: Batch, loss: LossFn) -> Update:
     """Every example's own gradient, (batch, *shape) per parameter."""
 
-    def example_loss(current: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        outputs = functional_call(model, {**current, **fixed}, (x.unsqueeze(0),))
+    def example_loss(current: dict[str, Tensor], x: Inputs, y: Tensor) -> Tensor:
+        outputs = outputs_of(model, {**current, **fixed}, map_tensors(lambda tensor: tensor.unsqueeze(0), x))
         return loss(outputs, y.unsqueeze(0))
 
     together = memory.together(len(batch))

@@ -74,14 +74,14 @@ class InstaHide(MixUp):
     def on_batch(self, batch: Batch, context: Context, rng: torch.Generator) -> Batch:
         pool, owned = mixed_from(batch, context)
         mixing = self.mixing(len(pool), rng, owned)
-        inputs, labelled = pool.inputs, mixing
+        inputs, labelled = pool.tensor, mixing
         if self.cross is not None:
-            if self.cross.inputs.shape[1:] != inputs.shape[1:]:
+            if self.cross.tensor.shape[1:] != inputs.shape[1:]:
                 raise BadInput(
                     f"expected InstaHide's public samples of shape {tuple(inputs.shape[1:])}, as the client's, found "
-                    f"{tuple(self.cross.inputs.shape[1:])}; bring them to that shape."
+                    f"{tuple(self.cross.tensor.shape[1:])}; bring them to that shape."
                 )
-            inputs = torch.cat([inputs, self.cross.inputs.to(inputs)])
+            inputs = torch.cat([inputs, self.cross.tensor.to(inputs)])
             labelled = Mixing(mixing.partners[:, :PRIVATE_MIXED], mixing.coefficients[:, :PRIVATE_MIXED])
         mixed = mixing.of(inputs)
         return Batch(mixed * _signs(mixed.shape, rng).to(mixed), labelled.of(soft_labels(pool, context)))

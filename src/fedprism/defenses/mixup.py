@@ -134,7 +134,7 @@ class MixUp(Defense):
     def on_batch(self, batch: Batch, context: Context, rng: torch.Generator) -> Batch:
         pool, owned = mixed_from(batch, context)
         mixing = self.mixing(len(pool), rng, owned)
-        return Batch(mixing.of(pool.inputs), mixing.of(soft_labels(pool, context)))
+        return Batch(mixing.of(pool.tensor), mixing.of(soft_labels(pool, context)))
 
     def deterministic(self, observed: object = None) -> Defense:
         # An attacker who does not know the coefficients looks for the mixtures: those are what went into the gradient.
@@ -244,8 +244,8 @@ def soft_labels(data: Batch, context: Context) -> Tensor:
         raise BadInput(f"expected labels to mix along with the samples, found {shown(data.labels)}; give the labels.")
     if is_soft(data.labels):
         return data.labels
-    classes = int(data.labels.max()) + 1 if context.model is None else _outputs_of(context.model, data.inputs)
-    return one_hot(data.labels, classes).to(data.inputs.dtype)
+    classes = int(data.labels.max()) + 1 if context.model is None else _outputs_of(context.model, data.tensor)
+    return one_hot(data.labels, classes).to(data.tensor.dtype)
 
 
 _OUTPUTS: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()

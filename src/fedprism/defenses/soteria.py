@@ -75,7 +75,7 @@ def feature_scores(model: nn.Module, params: Update | None, data: Batch) -> tupl
     def watch(module: nn.Module, args: tuple[Any, ...]) -> None:
         inputs_of.append((f"{names[module]}.weight".lstrip("."), args[0]))
 
-    inputs = data.inputs.detach().clone().requires_grad_()
+    inputs = data.tensor.detach().clone().requires_grad_()
     # Copies, because batch-norm layers write into the buffers they are given.
     buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     weights = {name: p.detach() for name, p in (params or dict(model.named_parameters())).items()}

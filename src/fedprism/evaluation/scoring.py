@@ -14,8 +14,10 @@ from torch import Tensor
 from fedprism import metrics as metric_table
 from fedprism.checks import row
 from fedprism.errors import BadInput
+from fedprism.inputs import Inputs, shape_of, tensors_of
 from fedprism.metrics import LpipsUnavailable, Metric, avd_floor, mse_matrix
-from fedprism.pixels import stretched, to_pixels
+from fedprism.metrics.tokens import in_place_matrix, overlap, tokens_anywhere, tokens_in_place
+from fedprism.pixels import Normalization, stretched, to_pixels
 from fedprism.truth import Truth, load_truth, save_truth
 from fedprism.types import Ambiguity, Reconstruction, Update, is_soft
 
@@ -37,7 +39,10 @@ NO_ANSWER = 2.0
 
 
 class Match(NamedTuple):
-    """Pixels in [0, 1] side by side; row i of each tensor belongs to the truth's i-th sample."""
+    """Pixels in [0, 1] side by side; row i of each tensor belongs to the truth's i-th sample.
+
+    Of inputs with several tensors of floating-point numbers, `recovered` and `truth` are (samples, all of them).
+    """
 
     recovered: Tensor
     truth: Tensor
@@ -45,6 +50,8 @@ class Match(NamedTuple):
     """Which row of the reconstruction was taken for each sample; None: there was none left."""
     resolved: frozenset[Ambiguity]
     """The ambiguities that were resolved by looking at the truth, all of them declared by the attack."""
+    tokens: tuple[Tensor, Tensor] | None = None
+    """(samples, all of them): the whole numbers of inputs that have such, recovered and true."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +100,9 @@ def score(
     unavailable: dict[str, str] = {}
     for name in metrics:
         metric = row(metric_table.METRICS, name, "metric")
+        if matched.truth[0].numel() == 0:
+            unavailable[name] = f"{name} is for floating-point numbers, these inputs are whole numbers"
+            continue
         if metric.images_only and not _are_images(matched.truth):
             unavailable[name] = f"{name} is for images, these inputs have shape {tuple(matched.truth.shape[1:])}"
             continue
@@ -102,6 +112,8 @@ def score(
             unavailable[name] = str(reason)
     if "avd" in values:  # a blank image scores low on AVD too: the value means nothing without this floor
         values["avd_floor"] = tuple(map(float, avd_floor(matched.truth)))
+    if matched.tokens is not None:
+        values.update(_of_tokens(matched.tokens, answered))
     return Scores(
         values=values,
         rows=matched.rows,
@@ -175,41 +187,79 @@ def match(reconstruction: Reconstruction, truth: Truth) -> Match:
     """Put the reconstruction in the truth's order, in pixels, resolving only what the attack declares ambiguous."""
     if reconstruction.inputs is None:
         raise BadInput("expected a reconstruction with inputs to score, found none; run an attack that returns inputs.")
-    if reconstruction.inputs.shape[1:] != truth.inputs.shape[1:]:
+    if shape_of(reconstruction.inputs) != shape_of(truth.inputs):
         raise BadInput(
-            f"expected reconstructed inputs of shape {tuple(truth.inputs.shape[1:])}, "
-            f"found {tuple(reconstruction.inputs.shape[1:])}; score against the truth of the same scenario."
+            f"expected reconstructed inputs of shape {shape_of(truth.inputs)}, "
+            f"found {shape_of(reconstruction.inputs)}; score against the truth of the same scenario."
         )
-    original = to_pixels(truth.inputs, truth.bounds, truth.normalization)
+    (numbers, tokens), (true_numbers, true_tokens) = map(_kinds, (reconstruction.inputs, truth.inputs))
+    normalization = truth.normalization if true_numbers.dim() > 2 or isinstance(truth.inputs, Tensor) else None
+    original = to_pixels(true_numbers, truth.bounds, normalization)
     # (versions, samples, ...): what the reconstruction looks like under each choice of an undetermined sign or scale
-    versions = torch.stack(_versions(reconstruction, truth))
+    versions = torch.stack(_versions(numbers, reconstruction.ambiguity, truth.bounds, normalization))
     errors = torch.stack([mse_matrix(version, original) for version in versions])
     cost, version_of = errors.min(dim=0)
+    if true_tokens is not None and tokens is not None:
+        wrong = 1 - (overlap(tokens, true_tokens) + in_place_matrix(tokens, true_tokens)) / 2
+        cost = wrong if original[0].numel() == 0 else (cost + wrong) / 2
     # Squared errors are no distances: an answer that says nothing could take a sample from the one that is right.
-    says_something = torch.isfinite(reconstruction.inputs.detach()).flatten(1).any(1).cpu()
-    cost[~says_something] = NO_ANSWER
+    cost[~_say_something(reconstruction.inputs)] = NO_ANSWER
     pairs = _assign(cost, order_known="order" not in reconstruction.ambiguity)
     rows: list[int | None] = [None] * len(original)
-    recovered = torch.zeros_like(original)
+    recovered, recovered_tokens = torch.zeros_like(original), None if true_tokens is None else -true_tokens.abs() - 1
     for found_row, truth_row in pairs:
         rows[truth_row] = found_row
         recovered[truth_row] = versions[version_of[found_row, truth_row], found_row]
-    return Match(recovered, original, tuple(rows), reconstruction.ambiguity)
+        if recovered_tokens is not None and tokens is not None:
+            recovered_tokens[truth_row] = tokens[found_row]
+    both = None if recovered_tokens is None or true_tokens is None else (recovered_tokens, true_tokens)
+    return Match(recovered, original, tuple(rows), reconstruction.ambiguity, both)
 
 
-def _versions(reconstruction: Reconstruction, truth: Truth) -> list[Tensor]:
+def _kinds(inputs: Inputs) -> tuple[Tensor, Tensor | None]:
+    """The floating-point numbers of inputs, a single such tensor as it is, and their whole numbers, (samples, all)."""
+    tensors = [tensor.detach().cpu() for tensor in tensors_of(inputs)]
+    numbers = [tensor for tensor in tensors if tensor.is_floating_point()]
+    whole = [tensor.unsqueeze(-1).flatten(1).long() for tensor in tensors if not tensor.is_floating_point()]
+    if len(numbers) == 1:
+        return numbers[0], torch.cat(whole, 1) if whole else None
+    together = [tensor.double().unsqueeze(-1).flatten(1) for tensor in numbers] or [torch.zeros(len(tensors[0]), 0)]
+    return torch.cat(together, 1), torch.cat(whole, 1) if whole else None
+
+
+def _say_something(inputs: Inputs) -> Tensor:
+    """Which samples of an answer hold any finite number."""
+    finite = [torch.isfinite(tensor.detach()).unsqueeze(-1).flatten(1).any(1).cpu() for tensor in tensors_of(inputs)]
+    return torch.stack(finite).any(0)
+
+
+def _of_tokens(tokens: tuple[Tensor, Tensor], answered: Tensor) -> dict[str, tuple[float | None, ...]]:
+    """The share of whole numbers that came back, wherever they stand and in their places."""
+    values = {}
+    for name, function in {"tokens": tokens_anywhere, "tokens-in-place": tokens_in_place}.items():
+        computed = iter(function(tokens[0][answered], tokens[1][answered]).tolist())
+        values[name] = tuple(next(computed) if yes else None for yes in answered.tolist())
+    return values
+
+
+def _versions(
+    inputs: Tensor,
+    ambiguity: frozenset[Ambiguity],
+    bounds: tuple[float, float],
+    normalization: Normalization | None,
+) -> list[Tensor]:
     """Everything the reconstruction may mean, given what it leaves open.
 
     An unknown sign is tried both ways. An unknown scale is set by stretching each sample to the full pixel range, after
     which a flipped sign is the negative image.
     """
-    assert reconstruction.inputs is not None
-    inputs = reconstruction.inputs
-    if "scale" in reconstruction.ambiguity:
+    if inputs[:1].numel() == 0:
+        return [inputs.double()]
+    if "scale" in ambiguity:
         full = stretched(inputs)
-        return [full, 1 - full] if "sign" in reconstruction.ambiguity else [full]
-    signs = (1, -1) if "sign" in reconstruction.ambiguity else (1,)
-    return [to_pixels(sign * inputs, truth.bounds, truth.normalization) for sign in signs]
+        return [full, 1 - full] if "sign" in ambiguity else [full]
+    signs = (1, -1) if "sign" in ambiguity else (1,)
+    return [to_pixels(sign * inputs, bounds, normalization) for sign in signs]
 
 
 def _assign(cost: Tensor, *, order_known: bool) -> list[tuple[int, int]]:

@@ -13,7 +13,13 @@ from fedprism.metrics import METRICS
 from fedprism.solvers.closed_form.dense import DenseStatus
 from fedprism.solvers.separation.exact_batch import ExactStatus
 
-HIGHER_IS_CLOSER = {**{name: metric.higher_is_better for name, metric in METRICS.items()}, "columns": True}
+TOKENS = ("tokens", "tokens-in-place")
+"""Shares of whole numbers that came back: wherever they stand, and in their places."""
+HIGHER_IS_CLOSER = {
+    **{name: metric.higher_is_better for name, metric in METRICS.items()},
+    "columns": True,
+    **dict.fromkeys(TOKENS, True),
+}
 """For every metric of a sample, whether a higher value is closer to the original."""
 NOT_LEAKAGE = "avd_floor"
 """A reference value of AVD, the same for every attack."""

@@ -68,7 +68,7 @@ class Trial:
         baselines: dict[str, dict[str, float | None]] = {}
         if truth is not None and matched is not None:
             scores = _scores(answer, truth, scoring, matched)
-            for name, inputs in (setting.guesses(len(truth.inputs)) if setting.guesses else {}).items():
+            for name, inputs in (setting.guesses(len(truth.owners)) if setting.guesses else {}).items():
                 guess = Reconstruction(inputs=inputs, ambiguity=answer.ambiguity & {"order"})
                 baselines[name] = _scores(guess, truth, scoring, match(guess, truth))["means"]
         elif truth is not None and answer.updates is not None and truth.updates is not None:
@@ -138,7 +138,9 @@ def _kept(observation: Observation, answer: Reconstruction, matched: Match | Non
 
     `indices` says which samples of the batch they are. Images are kept as bytes, other inputs as they are.
     """
-    if count == 0 or answer.inputs is None or len(answer.inputs) == 0:
+    if count == 0 or not isinstance(answer.inputs, Tensor) or len(answer.inputs) == 0:
+        return None
+    if not answer.inputs.is_floating_point():
         return None
     if matched is None:
         return save({"recovered": _stored(pictures.as_pixels(observation, answer)[:count])})

@@ -17,7 +17,7 @@ def as_pixels(observation: Observation, reconstruction: Reconstruction) -> Tenso
     assert reconstruction.inputs is not None
     knowledge = observation.knowledge
     bounds = None if "scale" in reconstruction.ambiguity else knowledge.bounds
-    return to_pixels(reconstruction.inputs, bounds, knowledge.normalization)
+    return to_pixels(reconstruction.tensor, bounds, knowledge.normalization)
 
 
 def png(pixels: Tensor) -> bytes:
@@ -31,4 +31,4 @@ def png(pixels: Tensor) -> bytes:
 
 def shows_images(reconstruction: Reconstruction) -> bool:
     inputs = reconstruction.inputs
-    return inputs is not None and inputs.dim() == 4 and inputs.shape[1] in (1, 3)
+    return isinstance(inputs, Tensor) and inputs.is_floating_point() and inputs.dim() == 4 and inputs.shape[1] in (1, 3)

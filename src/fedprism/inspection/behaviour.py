@@ -37,7 +37,7 @@ FEWEST_SAMPLES = 3
 
 def behaviour(params: Update, model: nn.Module, batch: Batch, loss: LossFn) -> list[Finding]:
     """Outputs that do not tell classes apart, classes ruled out beforehand, gradients that one sample dominates."""
-    batch = Batch(batch.inputs[:MOST_SAMPLES], batch.labels[:MOST_SAMPLES])
+    batch = Batch(batch.tensor[:MOST_SAMPLES], batch.labels[:MOST_SAMPLES])
     model = copy.deepcopy(model).eval()
     tensors = _fitting(params, model)
     with torch.no_grad():
@@ -66,7 +66,7 @@ def _outputs(model: nn.Module, tensors: Update, batch: Batch) -> Tensor:
     except (RuntimeError, ValueError, IndexError) as error:
         reason = (str(error).splitlines() or [""])[0]
         raise BadInput(
-            f"expected a batch that the model accepts, found inputs of shape {tuple(batch.inputs.shape)} ({reason}); "
+            f"expected a batch that the model accepts, found inputs of shape {tuple(batch.tensor.shape)} ({reason}); "
             "give the client's own batch."
         ) from error
     if outputs.dim() != 2:

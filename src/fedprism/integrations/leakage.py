@@ -107,7 +107,7 @@ def samples_read(round_: Round, model: nn.Module | None, knowledge: Knowledge) -
         return 0.0
     layer = reconstruction.diagnostics["layer"]
     missed = unexplained(
-        round_.update[layer], round_.update[f"{layer.removesuffix('weight')}bias"], reconstruction.inputs.flatten(1)
+        round_.update[layer], round_.update[f"{layer.removesuffix('weight')}bias"], reconstruction.tensor.flatten(1)
     )
     return fraction * (1 - missed) if missed <= EXPLAINED else 0.0
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedprism.defenses.base import Context, Defense
 from fedprism.errors import BadInput
+from fedprism.inputs import joined, map_tensors
 from fedprism.randomness import generator
 from fedprism.runtime import devices
 from fedprism.simulation.recorder import buffers_after, check_mixes_once
@@ -83,7 +84,7 @@ def _untrained(scenario: Scenario) -> nn.Module:
     model = copy.deepcopy(scenario.model).cpu().train(scenario.training)
     model.zero_grad(set_to_none=True)  # a gradient left over from the user's own training is not for attackers
     for number, data in enumerate(scenario.clients):
-        check_fits(model, data, number)
+        check_fits(model, data, number, scenario.loss)
     return model
 
 
@@ -162,9 +163,10 @@ def _truth(view: View, drawn: Sequence[Draw], contributions: _Contributions) -> 
     if scenario.frozen or not view.one_by_one or view.tells_mixing:  # each sample once, not once a round
         behind = list(enumerate(view.samples(drawn)))
     attacked = [(client, samples) for client, samples in behind if view.attacks(client)]
+    batches = [scenario.clients[client][samples] for client, samples in attacked]
     return Truth(
-        inputs=torch.cat([scenario.clients[client].inputs[samples] for client, samples in attacked]).detach().clone(),
-        labels=torch.cat([scenario.clients[client].labels[samples] for client, samples in attacked]).detach().clone(),
+        inputs=map_tensors(lambda tensor: tensor.detach().clone(), joined(batch.inputs for batch in batches)),
+        labels=torch.cat([batch.labels for batch in batches]).detach().clone(),
         owners=tuple(name_of(client) for client, samples in attacked for _ in range(len(samples))),
         bounds=scenario.bounds,
         normalization=scenario.normalization,

@@ -14,12 +14,12 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fedprism.client.batchnorm import exact_statistics
 from fedprism.defenses.base import Context, Defense
 from fedprism.defenses.mixup import Mixing, MixUp
 from fedprism.errors import BadInput
+from fedprism.inputs import map_tensors, outputs_of
 from fedprism.types import Batch, LossFn, Update
 
 
@@ -67,14 +67,14 @@ class RecordingDefense(Defense):
         before, client_round = rng.get_state(), (context.client, context.round)
         if client_round in self._drawn and context.indices is not None:
             drawn, chosen = self._drawn[client_round]
-            everything = Batch(drawn.inputs.to(batch.inputs.device), drawn.labels.to(batch.labels.device))
+            everything = drawn.to(batch.labels.device)
             context = replace(context, batch=everything, indices=chosen[context.indices.cpu()])
         fed = self.defense.on_batch(batch, context, rng)
         if not self.keeps:
             return fed
-        mixing, layers = self._mixing(context, before), _layer_state(fed.inputs.device)
+        mixing, layers = self._mixing(context, before), _layer_state(fed.labels.device)
         current = {name: tensor.detach() for name, tensor in (context.params or {}).items()}
-        step = Step(current, Batch(fed.inputs.detach(), fed.labels.detach()), mixing, layers)
+        step = Step(current, Batch(map_tensors(Tensor.detach, fed.inputs), fed.labels.detach()), mixing, layers)
         self.steps.setdefault(client_round, []).append(step)
         return fed
 
@@ -129,7 +129,7 @@ def check_mixes_once(defense: Defense) -> None:
 
 def step_statistics(model: nn.Module, buffers: Update, step: Step) -> Update:
     """`Knowledge.batchnorm_exact` of one step: the statistics of what its batch-norm layers were fed, on the CPU."""
-    place = step.fed.inputs.device
+    place = step.fed.labels.device
     local = copy.deepcopy(model).to(place)
     with torch.no_grad(), _replayed_layers(step):
         statistics = exact_statistics(local, step.params, {n: b.to(place) for n, b in buffers.items()}, step.fed.inputs)
@@ -138,13 +138,13 @@ def step_statistics(model: nn.Module, buffers: Update, step: Step) -> Update:
 
 def buffers_after(model: nn.Module, buffers: Update, steps: Sequence[Step]) -> Update:
     """A client's buffers after its steps, from those it was sent, on the CPU: each step's forward pass once more."""
-    place = steps[0].fed.inputs.device
+    place = steps[0].fed.labels.device
     local = copy.deepcopy(model).to(place)
     copies = {name: tensor.detach().to(place, copy=True) for name, tensor in buffers.items()}
     with torch.no_grad():
         for step in steps:
             with _replayed_layers(step):
-                functional_call(local, {**step.params, **copies}, (step.fed.inputs,))
+                outputs_of(local, {**step.params, **copies}, step.fed.inputs)
     return {name: tensor.cpu() for name, tensor in copies.items()}
 
 
@@ -155,7 +155,7 @@ def _layer_state(place: torch.device) -> Tensor:
 @contextmanager
 def _replayed_layers(step: Step) -> Iterator[None]:
     """Random layers draw what they drew in this step; torch's global state is as it was afterwards."""
-    place = step.fed.inputs.device
+    place = step.fed.labels.device
     with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
         if place.type == "cuda":
             torch.cuda.set_rng_state(step.layers, place)

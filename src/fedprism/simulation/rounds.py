@@ -16,7 +16,7 @@ from fedprism.defenses.base import Context
 from fedprism.errors import BadInput
 from fedprism.randomness import generator
 from fedprism.simulation.scenario import Scenario
-from fedprism.types import Batch, Reduction, Update
+from fedprism.types import Reduction, Update
 
 
 class Draw(NamedTuple):
@@ -80,8 +80,7 @@ def answers(
                 draw = Draw(client, index, _samples(scenario, client, context, rng))
                 draws.append(draw)
                 batch = scenario.clients[client][draw.samples]
-                data = Batch(batch.inputs.to(place), batch.labels.to(place))
-                yield Task(data, rng, context, repeats=_repeats(scenario, len(batch)))
+                yield Task(batch.to(place), rng, context, repeats=_repeats(scenario, len(batch)))
 
     updates = local_updates(
         model,

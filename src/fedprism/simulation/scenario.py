@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fedprism import losses
 from fedprism.checks import shown, whole
 from fedprism.client.update import FedSGD, Protocol
 from fedprism.defenses.base import Chain, Defense, chain
-from fedprism.errors import BadInput
+from fedprism.errors import BadInput, first_line
+from fedprism.inputs import arguments, shape_of, tensors_of, types_of
 from fedprism.types import Batch, LossFn, Reduction, is_soft
+
+IGNORED_LABEL = -100
+"""The label of tokens and pixels that torch's cross-entropy leaves out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,23 +76,57 @@ class Scenario:
             _check_part(self.participation, "participation")
 
 
-def check_fits(model: nn.Module, data: Batch, number: int) -> None:
-    """One sample through the network: its input must be accepted and every label must be one of the classes."""
-    training = model.training
+def check_fits(model: nn.Module, data: Batch, number: int, loss: str | LossFn = "cross_entropy") -> None:
+    """One sample through network and loss: both must accept it, and class numbers must be of the model's classes."""
+    training, one = model.training, data[:1].to(torch.device("cpu"))
+    args, kwargs = arguments(one.inputs)
     try:
         with torch.no_grad():
-            outputs = model.eval()(data.inputs[:1].cpu())
-    except RuntimeError as error:
+            outputs = model.eval()(*args, **kwargs)
+    except (RuntimeError, IndexError, TypeError, ValueError) as error:
+        bytes_given = any(tensor.dtype == torch.uint8 for tensor in tensors_of(one.inputs))
+        remedy = "give floating-point numbers, pixels in [0, 1]" if bytes_given else "change the model or the data"
         raise BadInput(
-            f"expected a model that accepts inputs of shape {tuple(data.inputs.shape[1:])} and type "
-            f"{data.inputs.dtype}, as client {number} holds, found that it does not ({str(error).splitlines()[0]}); "
-            "change the model or the data."
+            f"expected a model that accepts inputs of shape {shape_of(one.inputs)} and type {types_of(one.inputs)}, "
+            f"as client {number} holds, found that it does not ({first_line(error)}); {remedy}."
         ) from error
     finally:
         model.train(training)
-    classes = outputs.shape[-1]
-    width = data.labels.shape[-1] if is_soft(data.labels) else int(data.labels.max()) + 1
-    if outputs.dim() != 2 or width > classes or (not is_soft(data.labels) and int(data.labels.min()) < 0):
+    function = losses.resolve(loss)
+    if function in losses.OF_CLASSES:
+        _check_classes(losses.predictions(outputs), data.labels, number)
+    if losses.name_of(function) or number == 0:  # a loss of a user's own may be slow: tried once
+        _check_loss(function, outputs, one.labels, number)
+
+
+def _check_loss(loss: LossFn, outputs: Any, labels: Tensor, number: int) -> None:
+    try:
+        with torch.no_grad():
+            value: object = loss(outputs, labels)
+    except (RuntimeError, IndexError, TypeError, ValueError) as error:
+        raise BadInput(
+            f"expected a loss that accepts the model's outputs and labels of shape {tuple(labels.shape)} and type "
+            f"{labels.dtype}, as client {number} holds, found that it does not ({first_line(error)}); change "
+            "the loss or the labels."
+        ) from error
+    if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
+        raise BadInput(
+            f"expected a loss that returns one number, found {shown(value)}; return the mean over the batch."
+        )
+
+
+def _check_classes(outputs: Tensor, labels: Tensor, number: int) -> None:
+    """Whole numbers must be classes; other labels are compared with the outputs by the loss itself."""
+    if outputs.dim() < 2 or (labels.is_floating_point() and not is_soft(labels)):
+        return
+    single = outputs.dim() == 2
+    classes = outputs.shape[-1] if single else losses.classes_of(outputs, labels[:1])
+    if is_soft(labels):
+        lowest, width = 0, labels.shape[-1] if single else classes
+    else:
+        counted = labels[labels != IGNORED_LABEL]
+        lowest, width = (int(counted.min()), int(counted.max()) + 1) if len(counted) else (0, 1)
+    if width > classes or lowest < 0:
         raise BadInput(
             f"expected labels of client {number} within the model's {classes} classes, found labels up to "
             f"{width - 1} and outputs of shape {tuple(outputs.shape)}; change the model or the labels."
@@ -94,27 +134,39 @@ def check_fits(model: nn.Module, data: Batch, number: int) -> None:
 
 
 def _check_batch(data: Batch, number: int) -> None:
-    inputs, labels = data.inputs, data.labels
+    labels = data.labels
     if not isinstance(labels, Tensor):
         raise BadInput(
             f"expected labels for client {number}, which training and some defenses need, found {shown(labels)}; "
             "give Batch(inputs, labels)."
         )
-    if len(inputs) == 0 or len(inputs) != len(labels):
+    tensors = _tensors(data, number)
+    sizes = {len(tensor) for tensor in tensors}
+    if sizes != {len(labels)} or len(labels) == 0:
         raise BadInput(
             f"expected as many labels as inputs and at least one of each for client {number}, "
-            f"found {len(inputs)} inputs and {len(labels)} labels; check the client's batch."
+            f"found {' and '.join(map(str, sorted(sizes)))} inputs and {len(labels)} labels; check the client's batch."
         )
-    if not inputs.dtype.is_floating_point or not bool(torch.isfinite(inputs).all()):
+    if not all(bool(torch.isfinite(tensor).all()) for tensor in (*tensors, labels)):
         raise BadInput(
-            f"expected finite floating-point inputs for client {number}, found {inputs.dtype} or values that are not "
-            "finite; scale pixels to [0, 1] and remove NaN."
+            f"expected finite inputs and labels for client {number}, found values that are not finite; remove NaN and "
+            "infinity."
         )
-    if labels.dtype != torch.int64 and not is_soft(labels):
-        raise BadInput(
-            f"expected labels of client {number} as whole numbers (int64) or soft rows (batch, classes), "
-            f"found {labels.dtype} of shape {tuple(labels.shape)}; convert with labels.long()."
-        )
+
+
+def _tensors(data: Batch, number: int) -> tuple[Tensor, ...]:
+    """The tensors of the inputs, each with a dimension of samples."""
+    inputs: object = data.inputs
+    each = (
+        list(inputs.values()) if isinstance(inputs, dict) else list(inputs) if isinstance(inputs, tuple) else [inputs]
+    )
+    for tensor in each or [None]:
+        if not isinstance(tensor, Tensor) or tensor.dim() == 0 or tensor.is_complex():
+            raise BadInput(
+                f"expected inputs of client {number} as a tensor (batch, ...), or a tuple or dict of such tensors, "
+                f"found {shown(tensor)}; convert them with torch.as_tensor."
+            )
+    return tuple(tensor for tensor in each if isinstance(tensor, Tensor))
 
 
 def _check_part(value: object, name: str) -> None:

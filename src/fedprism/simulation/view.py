@@ -15,6 +15,7 @@ from fedprism import losses
 from fedprism.client.batchnorm import exact_statistics, running_statistics
 from fedprism.client.update import FedAvg
 from fedprism.errors import BadInput
+from fedprism.inputs import are_floating, shape_of, types_of
 from fedprism.network.batchnorm import batchnorm_layers
 from fedprism.randomness import generator, seeded_layers
 from fedprism.simulation.recorder import RecordingDefense, Step, mixes, step_statistics
@@ -132,8 +133,10 @@ class View:
         # A defense may change the loss; who knows the loss knows the one that clients train with.
         trained_with = scenario.defense.on_loss(losses.resolve(scenario.loss))
         windows = _windows(scenario.rounds, scenario.window) if scenario.window is not None else None
+        inputs = scenario.clients[0].inputs
         everything = Knowledge(
-            input_shape=tuple(scenario.clients[0].inputs.shape[1:]),
+            input_shape=shape_of(inputs),
+            input_types=types_of(inputs) if not are_floating(types_of(inputs)) else None,
             bounds=scenario.bounds,
             normalization=scenario.normalization,
             batch_size=self._batch_size(drawn),
@@ -198,7 +201,7 @@ class View:
                 f"{len(steps)} steps with {changing[0]!r}, each with statistics of its own; let clients take one step, "
                 "or grant batchnorm_running."
             )
-        inputs = scenario.clients[draw.client].inputs[draw.samples].cpu()
+        inputs = scenario.clients[draw.client][draw.samples].to(torch.device("cpu")).inputs
         with torch.no_grad(), seeded_layers(generator(0, "batchnorm_exact")):
             return exact_statistics(model, sent.params, sent.buffers_before or {}, inputs)
 

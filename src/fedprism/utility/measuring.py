@@ -203,7 +203,7 @@ def _tested(model: nn.Module, data: Batch, place: torch.device) -> tuple[float, 
         together = memory.together(min(len(data), TESTED_TOGETHER))
         for start in range(0, len(data), together):
             part = data[start : start + together]
-            outputs, labels = model(part.inputs.to(place)), part.labels.to(place)
+            outputs, labels = model(part.tensor.to(place)), part.labels.to(place)
             right += int((outputs.argmax(1) == (labels.argmax(1) if is_soft(labels) else labels)).sum())
             finite = finite and bool(torch.isfinite(outputs).all())
     return right / len(data), finite
@@ -285,11 +285,11 @@ def _check(model: nn.Module, train: Batch, test: Batch) -> None:
             )
         try:
             with torch.no_grad():
-                classes = copy.deepcopy(model).cpu().eval()(data.inputs[:1].cpu()).shape[-1]
+                classes = copy.deepcopy(model).cpu().eval()(data.tensor[:1].cpu()).shape[-1]
         except RuntimeError as error:
             raise BadInput(
-                f"expected inputs of {name} that the model accepts, found {data.inputs.dtype} of shape "
-                f"{tuple(data.inputs.shape[1:])} ({str(error).splitlines()[0]}); change the model or the data."
+                f"expected inputs of {name} that the model accepts, found {data.tensor.dtype} of shape "
+                f"{tuple(data.tensor.shape[1:])} ({str(error).splitlines()[0]}); change the model or the data."
             ) from error
         highest = data.labels.shape[1] - 1 if is_soft(data.labels) else int(data.labels.max())
         if highest >= classes or (not is_soft(data.labels) and int(data.labels.min()) < 0):

@@ -105,10 +105,10 @@ class Run:
         # Convolutions of a GPU are fastest with the channels of a pixel side by side.
         self._format = torch.channels_last if place.type == "cuda" else torch.contiguous_format
         self.model = model.to(place)
-        if place.type == "cuda" and data.inputs.dim() == 4:
+        if place.type == "cuda" and data.tensor.dim() == 4:
             self.model.to(memory_format=self._format)
         self.model.train()
-        self.data = Batch(data.inputs.to(place), data.labels.to(place))
+        self.data = data.to(place)
         self.defense, self.schedule, self.place = defense, schedule, place
         self.loss = defense.on_loss(losses.resolve(schedule.loss))
         self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -133,7 +133,7 @@ class Run:
     def epoch(self) -> Iterator[None]:
         """Every step of one pass over the data, augmented as a whole so that whatever is mixed in is augmented too."""
         augment = self.schedule.augment
-        inputs = self.data.inputs if augment is None else augment(self.data.inputs, self.augmenting)
+        inputs = self.data.tensor if augment is None else augment(self.data.tensor, self.augmenting)
         epoch_data = Batch(inputs, self.data.labels)
         for batches in self._rounds(epoch_data):
             self._step([self._answer(epoch_data, indices, client) for client, indices in enumerate(batches)])

@@ -232,7 +232,7 @@ def photos() -> Data:
 
 def target(net: Net, data: Data, settings: Settings) -> Victim:
     """The network, trained as in the recipes of the paper's tables."""
-    model = net.build(data.train.inputs.shape[1:], data.attacked.classes, settings)
+    model = net.build(data.train.tensor.shape[1:], data.attacked.classes, settings)
     with seeded_layers(generator(settings.seed, "dropout")):
         training.train(
             model,
@@ -318,13 +318,13 @@ def _row(case: Case, victim: Victim, data: Data, size: int, settings: Settings, 
 def strangers(data: Data, count: int, rng: torch.Generator) -> fp.Reconstruction:
     """Images that nobody attacked, in any order."""
     chosen = torch.randperm(len(data.train), generator=rng)[:count]
-    inputs = to_inputs(data.train.inputs[chosen], data.normalization)
+    inputs = to_inputs(data.train.tensor[chosen], data.normalization)
     return fp.Reconstruction(inputs=inputs, ambiguity=frozenset({"order"}))
 
 
 def mean_image(data: Data, count: int) -> fp.Reconstruction:
     """The mean image of the data set as the answer to every image."""
-    mean = data.train.inputs.mean(0).expand(count, -1, -1, -1)
+    mean = data.train.tensor.mean(0).expand(count, -1, -1, -1)
     return fp.Reconstruction(inputs=to_inputs(mean, data.normalization))
 
 
@@ -332,8 +332,8 @@ def correlations(found: fp.Reconstruction, truth: fp.Truth, rows: Sequence[int |
     """How alike each answered image and its answer are, whatever brightness, contrast and sign: |correlation|."""
     assert found.inputs is not None
     pairs = [(row, sample) for sample, row in enumerate(rows) if row is not None]
-    ours = found.inputs[[row for row, _ in pairs]].double().flatten(1)
-    theirs = truth.inputs[[sample for _, sample in pairs]].double().flatten(1)
+    ours = found.tensor[[row for row, _ in pairs]].double().flatten(1)
+    theirs = truth.tensor[[sample for _, sample in pairs]].double().flatten(1)
     ours, theirs = (x - x.mean(1, keepdim=True) for x in (ours, theirs))
     return torch.nn.functional.cosine_similarity(ours, theirs).abs()
 

@@ -72,7 +72,7 @@ class VictimBatches(Attacked):
         seconds = time.perf_counter() - start  # the result lies on the CPU: a GPU has been waited for
         if answer.features is None:
             return Measurement(self.score(attack, answer, truth, settings), seconds, str(answer.status))
-        cosines, owners = match_features(answer.features, self.victim.embed(truth.inputs, settings.device))
+        cosines, owners = match_features(answer.features, self.victim.embed(truth.tensor, settings.device))
         if renders is not None:
             start = time.perf_counter()
             chosen = sorted(range(len(owners)), key=lambda row: (owners[row] < 0, owners[row]))[: renders.images]
@@ -130,10 +130,10 @@ def _ordered_by_features(
     pairs = sorted((owner, image) for image, owner in enumerate(owners[: len(answer.inputs)]) if owner >= 0)
     samples, images = [sample for sample, _ in pairs], [image for _, image in pairs]
     return (
-        dataclasses.replace(answer, inputs=answer.inputs[images], labels=None, ambiguity=answer.ambiguity - {"order"}),
+        dataclasses.replace(answer, inputs=answer.tensor[images], labels=None, ambiguity=answer.ambiguity - {"order"}),
         dataclasses.replace(
             truth,
-            inputs=truth.inputs[samples],
+            inputs=truth.tensor[samples],
             labels=truth.labels[samples],
             owners=tuple(truth.owners[sample] for sample in samples) if truth.owners else truth.owners,
         ),

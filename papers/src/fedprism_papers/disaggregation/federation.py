@@ -61,7 +61,7 @@ class Federation:
         """What the users hold: different images, dealt out at random."""
         rng = generator(settings.seed, "users", self.users, self.cohort, number)
         batch = self.data.draw(self.users * self.images, rng)
-        inputs = to_inputs(batch.inputs, self.normalization)
+        inputs = to_inputs(batch.tensor, self.normalization)
         return dealt_out(fp.Batch(inputs, batch.labels), self.images)
 
     def all_rounds(self, clients: Sequence[fp.Batch], settings: Settings, number: int) -> fp.Scenario:
@@ -161,9 +161,9 @@ def score_users(answer: fp.Reconstruction, truth: fp.Truth, settings: Settings, 
     for name in (f"client-{user}" for user in range(users)):
         rows = [row for row, owner in enumerate(answer.owners or ()) if owner == name]
         samples = [row for row, owner in enumerate(truth.owners) if owner == name]
-        inputs = answer.inputs[rows] if answer.inputs is not None else None
+        inputs = answer.tensor[rows] if answer.tensor is not None else None
         private = dataclasses.replace(
-            truth, inputs=truth.inputs[samples], labels=truth.labels[samples], owners=(name,) * len(samples)
+            truth, inputs=truth.tensor[samples], labels=truth.labels[samples], owners=(name,) * len(samples)
         )
         scores.append(score_images(dataclasses.replace(answer, inputs=inputs, labels=None), private, settings))
     values = by_metric([user.values or {OVER_40_DB: 0.0, ANSWERED: 0.0} for user in scores])

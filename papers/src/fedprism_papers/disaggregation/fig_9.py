@@ -121,8 +121,8 @@ class SumsWithVictim(Attacked):
         victim = int(torch.randint(users, (), generator=rng))
         first, half = victim * world.images, world.images // 2
         box = (torch.tensor(0.0), torch.tensor(1.0))
-        batch.inputs[first : first + half] = SOUGHT.split(batch[first : first + half], box)[0].inputs
-        private = fp.Batch(to_inputs(batch.inputs, CENTRED), batch.labels)
+        batch.tensor[first : first + half] = SOUGHT.split(batch[first : first + half], box)[0].tensor
+        private = fp.Batch(to_inputs(batch.tensor, CENTRED), batch.labels)
         public = world.public.batch(torch.arange(len(world.public)))
         scenario = fp.Scenario(
             model=world.model,
@@ -130,7 +130,7 @@ class SumsWithVictim(Attacked):
             protocol=world.protocol,
             aggregation="sum",
             normalization=CENTRED,
-            public_data=fp.Batch(to_inputs(public.inputs, CENTRED), public.labels),
+            public_data=fp.Batch(to_inputs(public.tensor, CENTRED), public.labels),
             rounds=self.rounds,
             participation=federations.cohorts(users, self.size, self.rounds, rng),
             frozen=True,

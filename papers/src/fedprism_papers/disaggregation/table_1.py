@@ -75,8 +75,8 @@ def _federation(
 ) -> tuple[fp.Observation, fp.Truth]:
     momentum, fraction = VARIANTS[variant]
     drawn = data.draw(users * images, generator(settings.seed, "users", users, images))
-    private = fp.Batch(to_inputs(drawn.inputs, CENTRED), drawn.labels)
-    model = fp.models.build("lenet5", input_shape=tuple(private.inputs.shape[1:]), classes=10, seed=settings.seed)
+    private = fp.Batch(to_inputs(drawn.tensor, CENTRED), drawn.labels)
+    model = fp.models.build("lenet5", input_shape=tuple(private.tensor.shape[1:]), classes=10, seed=settings.seed)
     scenario = fp.Scenario(
         model=model,
         clients=dealt_out(private, images),

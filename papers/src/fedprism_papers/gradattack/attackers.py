@@ -179,7 +179,7 @@ def leaked(
         return inversion.scored(answers, images, data.normalization, settings, method=method_at_once(case, settings))
     if adaptive and case.mixing is not None:
         # Soft labels, which are given, say which encoding is which: the order is known.
-        found = [part.inputs for one in seen for part in one.parts if part.inputs is not None]
+        found = [part.tensor for one in seen for part in one.parts if part.inputs is not None]
         mixings = [drawn(case.mixing, len(images), settings.seed, epoch) for epoch in range(len(seen))]
         decoding = Encodings(inner=chosen, masked=True, ridge=RIDGE)
         answer = decoding.decode(

@@ -101,7 +101,7 @@ def photograph(settings: Settings) -> list[Scene]:
     side = inversion.QUICK_SIDE if settings.quick else SIDE
     images = fp.data.load("photos", size=side, crops=CROPS)
     everything = images.batch(torch.arange(len(images)))
-    everything = fp.Batch(to_inputs(everything.inputs, IMAGENET), everything.labels)
+    everything = fp.Batch(to_inputs(everything.tensor, IMAGENET), everything.labels)
     train = everything[images.classes :]  # but for the first of each class: the photographs as a whole
     model = photograph_network(images.classes, settings)
     schedule = utility.Schedule(epochs=PHOTO_EPOCHS, batch_size=PHOTO_BATCH, lr=0.01, augment=training.shifted)
@@ -140,7 +140,7 @@ def row(scene: Scene, knowledge: str, settings: Settings, announce: Announce) ->
         batches = inversion.in_batches(scene.images, scene.size)
         answers = inversion.invert(method, scene.target, batches, threat(), settings)
         entries[name] = outcome(scene, answers, settings, method)
-    strangers = outcome(scene, inversion.unattacked(scene.others.inputs, scene.size), settings)
+    strangers = outcome(scene, inversion.unattacked(scene.others.tensor, scene.size), settings)
     return Row(
         cell={"images": scene.name, "n": scene.size, "batch norm": knowledge},
         entries={**entries, TV: chosen[TV], BN: chosen.get(BN), inversion.STRANGERS: strangers},

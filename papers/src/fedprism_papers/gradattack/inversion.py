@@ -136,7 +136,7 @@ def fed(
     train: fp.Batch, test: fp.Batch, classes: int, normalization: Normalization
 ) -> tuple[fp.Batch, fp.Batch, fp.Batch]:
     """Normalised training and test images, and those that are attacked, in the order of the data."""
-    train, test = (fp.Batch(to_inputs(b.inputs, normalization), b.labels) for b in (train, test))
+    train, test = (fp.Batch(to_inputs(b.tensor, normalization), b.labels) for b in (train, test))
     first = [(train.labels == number).nonzero().flatten()[:OF_A_CLASS] for number in range(classes)]
     return train, test, train[torch.cat(first).sort().values]
 
@@ -279,7 +279,7 @@ def effort(data: Data, settings: Settings, iterations: str) -> str:
 def strangers(data: Data, count: int, size: int, settings: Settings) -> Answers:
     """Test images, in any order within a batch: what chance and the best assignment achieve without any update."""
     chosen = torch.randperm(len(data.test), generator=generator(settings.seed, "strangers", size))[:count]
-    return unattacked(data.test.inputs[chosen], size)
+    return unattacked(data.test.tensor[chosen], size)
 
 
 def unattacked(inputs: Tensor, size: int) -> Answers:

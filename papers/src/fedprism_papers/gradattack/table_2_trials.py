@@ -107,7 +107,7 @@ class InvertedBatch(Trial):
         (answer,), (seconds,) = answers.parts, answers.seconds
         assert answer.inputs is not None
         values = {"seconds": seconds, "status": answer.status, "ambiguity": sorted(answer.ambiguity)}
-        return StoredResult(values, {"inputs": answer.inputs})
+        return StoredResult(values, {"inputs": answer.tensor})
 
 
 @lru_cache(maxsize=1)

@@ -155,7 +155,7 @@ def play(layer: Layer, case: Case, settings: Settings, announce: Announce) -> li
         if batch is None:
             return []
         announce(f"{layer.classes} classes, {case.labels} labels, batch of {case.size}, {number + 1} of {trials}")
-        means.append(_score(batch.inputs.mean(0, keepdim=True).expand_as(batch.inputs), batch.inputs)[ERROR])
+        means.append(_score(batch.tensor.mean(0, keepdim=True).expand_as(batch.tensor), batch.tensor)[ERROR])
         model = layer.model(case.weights, settings.seed + number)
         for name, loss in LOSSES.items():
             weight_grad, bias_grad = _gradient(model, batch, loss, case.noise, settings, number)
@@ -213,8 +213,8 @@ def reading(weight_grad: Tensor, bias_grad: Tensor, batch: fp.Batch, reference: 
     seconds = time.perf_counter() - start
     own = batch.labels.unsqueeze(1) == classes
     answered = own.any(1)
-    estimates = inputs[own[answered].int().argmax(1)].view(-1, *batch.inputs.shape[1:])
-    originals = batch.inputs[answered].double()
+    estimates = inputs[own[answered].int().argmax(1)].view(-1, *batch.tensor.shape[1:])
+    originals = batch.tensor[answered].double()
     exponents = (estimates - originals).abs().clamp(10.0**LEAST, 10.0**MOST).log10()
     values = _score(estimates, originals)
     values[GOOD] *= float(answered.double().mean())

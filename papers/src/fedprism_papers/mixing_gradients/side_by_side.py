@@ -176,7 +176,7 @@ def _problem(attack: GradientMatching, parts: Sequence[Observation]) -> _Problem
         note="; ".join(dict.fromkeys(labels.note for labels in given)),
         batch=batch,
         classes=given[0].classes,
-        input_shape=tuple(parts[0].knowledge.input_shape or ()),
+        input_shape=parts[0].knowledge.sample_shape,
         box=input_box(parts[0]),
     )
 

@@ -122,9 +122,9 @@ def attacked(case: Case, images: fp.data.ImageSet, trials: int, settings: Settin
         found = fp.run(side_by_side(attack), joined(seen), seed=settings.seed, device=settings.device)
         seconds = time.perf_counter() - start
         assert found.inputs is not None
-        shape = (len(truths), case.size, *found.inputs.shape[1:])
-        sources = torch.stack([truth.inputs for truth in truths])
-        scored = score_trials(found.inputs.view(shape), sources, found.diagnostics["starts"].view(shape))
+        shape = (len(truths), case.size, *found.tensor.shape[1:])
+        sources = torch.stack([truth.tensor for truth in truths])
+        scored = score_trials(found.tensor.view(shape), sources, found.diagnostics["starts"].view(shape))
         for number, kind in enumerate(drawn):
             own = slice(number * trials, (number + 1) * trials)
             cell[kind][name] = {

@@ -70,7 +70,7 @@ class Victim:
 
     def draw(self, size: int, rng: torch.Generator, *, unique: bool) -> fp.Batch:
         batch = self.images.draw(min(size, self.images.classes if unique else size), rng, unique_labels=unique)
-        inputs = batch.inputs
+        inputs = batch.tensor
         if inputs.shape[2] != self.side:
             inputs = interpolate(inputs, size=self.side, mode="bilinear", align_corners=False).clamp(0, 1)
         return fp.Batch(inputs, batch.labels)
@@ -131,17 +131,17 @@ class ChosenParameters(Attacked):
         counts = answer.diagnostics.get("counts")
         if counts:
             values[ALONE] = sum(count == 1 for count in counts) / len(truth.inputs)
-        recovered = torch.zeros_like(truth.inputs[:SHOWN_IMAGES])
+        recovered = torch.zeros_like(truth.tensor[:SHOWN_IMAGES])
         for sample, image in zip(rows, ours, strict=True):
             if sample < len(recovered):
                 recovered[sample] = image
-        return Scores(values, {"originals": truth.inputs[:SHOWN_IMAGES].clone(), "recovered": recovered})
+        return Scores(values, {"originals": truth.tensor[:SHOWN_IMAGES].clone(), "recovered": recovered})
 
 
 def assigned(found: fp.Reconstruction, truth: fp.Truth) -> tuple[Tensor, Tensor, list[int]]:
     """Answers beside the private images they are assigned to, and which of all these are."""
     if found.inputs is None or not len(found.inputs):
-        return truth.inputs[:0], truth.inputs[:0], []
+        return truth.tensor[:0], truth.tensor[:0], []
     matched = fp.match(found, truth)
     rows = [number for number, row in enumerate(matched.rows) if row is not None]
     return matched.recovered[rows], matched.truth[rows], rows
@@ -151,7 +151,7 @@ def by_class(found: fp.Reconstruction, truth: fp.Truth) -> tuple[Tensor, Tensor,
     """The same, but each answer only with images of its own class: it says for which class it is."""
     assert found.inputs is not None
     assert found.labels is not None
-    ours, theirs, rows = [truth.inputs[:0]], [truth.inputs[:0]], list[int]()
+    ours, theirs, rows = [truth.tensor[:0]], [truth.tensor[:0]], list[int]()
     for label in sorted(set(found.labels.tolist())):
         own = (truth.labels == label).nonzero().flatten()
         part = replace(truth, inputs=truth.inputs[own], labels=truth.labels[own], owners=tuple(["client"] * len(own)))

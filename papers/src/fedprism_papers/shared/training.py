@@ -44,7 +44,7 @@ def train(
     """Train the model in place on pixels in [0, 1] and return it, on the CPU."""
     place, rng = devices.pick(device), generator(seed, "training")
     model.to(place).train()
-    inputs, labels = data.inputs.to(place), data.labels.to(place)
+    inputs, labels = data.tensor.to(place), data.labels.to(place)
     optimizer = torch.optim.Adam(model.parameters(), lr=RATE, weight_decay=WEIGHT_DECAY)
     for epoch in range(epochs):
         for chosen in torch.split(torch.randperm(len(data), generator=rng).to(place), BATCH):
@@ -65,7 +65,7 @@ def accuracy(model: nn.Module, data: fp.Batch, normalization: Normalization, dev
     with torch.no_grad():
         right = [
             (model(to_inputs(inputs.to(place), normalization)).argmax(1).cpu() == labels).float()
-            for inputs, labels in zip(torch.split(data.inputs, BATCH), torch.split(data.labels, BATCH), strict=True)
+            for inputs, labels in zip(torch.split(data.tensor, BATCH), torch.split(data.labels, BATCH), strict=True)
         ]
     model.cpu().train()
     return float(torch.cat(right).mean())

@@ -75,7 +75,7 @@ class Victim:
             raise BadInput(f"expected batches of at most {2 * most} images of {self.name}, found {size}; ask for less.")
         batch = self.images.draw(min(size, most), rng)
         more = batch[: size - len(batch)]
-        inputs = torch.cat([batch.inputs, more.inputs.flip(3)])
+        inputs = torch.cat([batch.tensor, more.tensor.flip(3)])
         return fp.Batch(to_inputs(inputs, self.normalization), torch.cat([batch.labels, more.labels]))
 
     def clients(self, batch: fp.Batch) -> list[fp.Batch]:
@@ -190,7 +190,7 @@ def cnn_photos(settings: Settings, *, pool: int = 8, frozen: bool = False) -> Vi
         dense = nn.Sequential(
             nn.Flatten(), nn.Linear(32 * pool * pool, WIDTH), nn.ReLU(), nn.Linear(WIDTH, images.classes)
         )
-    _make_sparse(convolutions, to_inputs(_everything(images).inputs, IMAGENET))
+    _make_sparse(convolutions, to_inputs(_everything(images).tensor, IMAGENET))
     if frozen:
         convolutions.requires_grad_(False)
     note = (

@@ -150,7 +150,7 @@ class GradientMatching(UpdateAttack):
         if not isinstance(batch, int):
             raise NotApplicable(f"gradient-matching expects one batch_size, found {batch}; give one number.")
         labels = given_labels(self.labels, observation, update, batch)
-        shape, box = (batch, *(observation.knowledge.input_shape or ())), input_box(observation)
+        shape, box = (batch, *observation.knowledge.sample_shape), input_box(observation)
         task_of = partial(self._task, labels=labels, pull=pull, shape=shape, box=box)
         task = task_of(forward.ignoring_pruning())
         solution = self.solve(task, rng, partial(task_of, forward) if forward.follows_pruning else None)

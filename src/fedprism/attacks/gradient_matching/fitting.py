@@ -43,7 +43,7 @@ def samples_together(
     """
     size, fitting = len(batch), _fitting(prepared, batch, memory, passes or prepared)
     whole = coupled or not prepared.direct or prepared.forward.defense.overrides("on_update")
-    together = size if whole else part_size(lambda chunk: prepared(chunk.inputs, chunk.labels), batch, fitting)
+    together = size if whole else part_size(lambda chunk: prepared(chunk.tensor, chunk.labels), batch, fitting)
     if together < size:
         return Together(together, f"{together} of the {size} samples at a time, to save memory")
     if fitting < size:
@@ -53,21 +53,21 @@ def samples_together(
 
 def _fitting(prepared: PreparedForward, batch: Batch, memory: int | None, passes: Passes) -> int:
     """How many samples fit, at least one."""
-    device, size = batch.inputs.device, len(batch)
+    device, size = batch.tensor.device, len(batch)
     if size == 1:
         return size
     if memory is None:
-        if device.type != "cuda" or batch.inputs.numel() < MEASURED_INPUTS:
+        if device.type != "cuda" or batch.tensor.numel() < MEASURED_INPUTS:
             return size
         memory = int(GPU_SHARE * torch.cuda.get_device_properties(device).total_memory)
     params = sum(tensor.nbytes for tensor in prepared.params.values())
-    left = memory - PARAMETER_COPIES * params - INPUT_COPIES * batch.inputs.nbytes
+    left = memory - PARAMETER_COPIES * params - INPUT_COPIES * batch.tensor.nbytes
     return max(1, min(size, int(left / (PEAK_RATIO * bytes_per_sample(prepared, batch, passes)))))
 
 
 def bytes_per_sample(prepared: PreparedForward, batch: Batch, passes: Passes) -> float:
     """Bytes per sample that autograd keeps until the passes have been differentiated, measured on two samples."""
     few = batch[:2]
-    inputs = torch.zeros(few.inputs.shape, dtype=few.inputs.dtype, device=few.inputs.device, requires_grad=True)
+    inputs = torch.zeros(few.tensor.shape, dtype=few.tensor.dtype, device=few.tensor.device, requires_grad=True)
     params = [*prepared.params.values(), *prepared.trained.values()]
     return max(1, bytes_kept(lambda: passes(inputs, few.labels), params)) / len(few)

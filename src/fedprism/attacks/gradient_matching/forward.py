@@ -20,6 +20,7 @@ from fedprism.defenses.base import Chain, Context, Defense, chain
 from fedprism.defenses.compression import SignCompression
 from fedprism.defenses.pruning import Prune
 from fedprism.errors import BadInput, MissingKnowledge, NotApplicable
+from fedprism.inputs import Inputs
 from fedprism.network.batchnorm import batchnorm_layers
 from fedprism.pixels import to_inputs
 from fedprism.runtime.double_backward import for_second_derivatives, install_tensors, record_products
@@ -48,7 +49,7 @@ class Forward:
     protocol: Protocol
     defense: Defense
 
-    def __call__(self, inputs: Tensor, labels: Tensor, *, create_graph: bool = True) -> list[Tensor]:
+    def __call__(self, inputs: Inputs, labels: Tensor, *, create_graph: bool = True) -> list[Tensor]:
         answer = local_update(
             self.model,
             self.params,
@@ -269,7 +270,7 @@ def input_box(observation: Observation) -> tuple[Tensor, Tensor] | None:
     low, high = (like.new_tensor(bound) for bound in bounds)
     if normalization is None:
         return low, high
-    shape = observation.knowledge.input_shape or (len(normalization[0]),)
+    shape = observation.knowledge.sample_shape or (len(normalization[0]),)
     if {len(part) for part in normalization} != {shape[0]}:
         raise BadInput(
             f"expected a mean and a std for each of {shape[0]} channels, found {len(normalization[0])} and "

@@ -71,8 +71,8 @@ def _gradient_factor(knowledge: Knowledge, round: Round, batch: int) -> float | 
 
 def _mean_prediction(observation: Observation, round: Round) -> Tensor | None:
     """(classes,) the mean prediction for inputs that show nothing; None where it is not known what inputs are like."""
-    shape, box = observation.knowledge.input_shape, input_box(observation)
-    if shape is None or box is None:
+    shape, box = observation.knowledge.sample_shape, input_box(observation)
+    if not shape or box is None:
         return None
     rng = generator(0, "made up")
     grey = torch.rand(

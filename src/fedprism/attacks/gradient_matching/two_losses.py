@@ -63,7 +63,7 @@ class ClientLosses:
     def _look(self, few: Batch) -> KinkCheck:
         try:
             with torch.random.fork_rng(devices=[]):
-                return check_kinks(self.of(lambda logits, which: few.labels), torch.zeros_like(few.inputs), None)
+                return check_kinks(self.of(lambda logits, which: few.labels), torch.zeros_like(few.tensor), None)
         except (RuntimeError, ValueError, TypeError) as error:
             if out_of_memory(error):
                 raise

@@ -124,14 +124,14 @@ class Mkor(UpdateAttack):
         if trapdoor is None or model is None or knowledge.input_shape is None:
             raise MissingKnowledge(self.name, "trapdoor" if trapdoor is None else "model")
         _check_pixels(self, observation)
-        stack = stack_of(model, round.params, knowledge.input_shape)
+        stack = stack_of(model, round.params, knowledge.sample_shape)
         layout, head = _opened(trapdoor, stack)
         if head.dump is not None and not losses.is_cross_entropy(knowledge.loss or "cross_entropy"):
             raise NotApplicable(
                 "mkor expects cross-entropy for its dump class, found another loss; use an absent class."
             )
         reading = _read(observation, round, stack, layout, head)
-        images, decoded = self._decode(knowledge.input_shape, stack, layout, reading)
+        images, decoded = self._decode(knowledge.sample_shape, stack, layout, reading)
         blended = reading.counts > 1
         answers = torch.repeat_interleave(torch.arange(len(images), device=images.device), reading.counts)
         return Reconstruction(
