@@ -20,6 +20,7 @@ from fedprism.attacks.cocktail_party import CocktailParty, cocktail_party
 from fedprism.attacks.curious_client import OtherClients, OthersStatus
 from fedprism.attacks.dense_inversion import DenseInversion, dense_inversion
 from fedprism.attacks.disaggregation import Disaggregation, disaggregation
+from fedprism.attacks.embedding_inversion.attack import EmbeddingInversion, embedding_inversion
 from fedprism.attacks.encodings import Encodings, instahide_decoding, mixup_decoding
 from fedprism.attacks.gradient_matching.attack import GradientMatching, gaussian_start, uniform_start
 from fedprism.attacks.gradient_matching.batchnorm import BatchNorm, Normalise, Pull
@@ -55,6 +56,7 @@ from fedprism.solvers.windows import Smoothest, interpolated_midpoint, midpoint,
 
 ATTACKS: dict[str, Callable[[], Attack]] = {
     "dense-inversion": dense_inversion,
+    "embedding-inversion": embedding_inversion,
     "gradient-matching": GradientMatching,
     "dlg": dlg,
     "idlg": idlg,
@@ -90,6 +92,7 @@ __all__ = [
     "DenseInversion",
     "Disaggregation",
     "Disguise",
+    "EmbeddingInversion",
     "Encodings",
     "Engine",
     "FeatureInversion",
@@ -128,6 +131,7 @@ __all__ = [
     "dense_inversion",
     "disaggregation",
     "dlg",
+    "embedding_inversion",
     "embedding_objective",
     "gaussian_start",
     "idlg",

@@ -32,6 +32,8 @@ class Circumstances:
 
     dense_layer_first: bool
     """Whether the input feeds a dense layer, as closed forms need."""
+    looks_up: bool
+    """Whether entries of the input are looked up in tables."""
     batchnorm_between: bool
     """Whether batch norm stands between an update and what is fed to the model."""
     tampers: bool

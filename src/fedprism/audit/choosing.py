@@ -13,6 +13,7 @@ from fedprism.audit.materials import Materials
 from fedprism.audit.plan import Plan, RecordedPart
 from fedprism.errors import FedprismError
 from fedprism.network.batchnorm import batchnorm_layers
+from fedprism.network.lookups import coded_pass
 from fedprism.network.network_map import network_map
 from fedprism.threats import THREATS, ThreatModel
 from fedprism.types import Knowledge, Observation, Round
@@ -136,6 +137,7 @@ def _why_not(probe: Observation, plan: Plan, *, tampering: bool) -> dict[str, st
     """For every attack of the table why it is not chosen; None where it is."""
     circumstances = Circumstances(
         dense_layer_first=_dense_first(probe),
+        looks_up=_looks_up(probe),
         batchnorm_between=_normalises(probe),
         tampers=tampering,
         mixes=any(entry.name in MIXING for chain in plan.grid.defenses for entry in chain),
@@ -181,6 +183,14 @@ def _dense_first(probe: Observation) -> bool:
     """Whether the input feeds a dense layer, which closed forms need."""
     try:
         return network_map(probe).fed_by_input() is not None
+    except FedprismError:
+        return False
+
+
+def _looks_up(probe: Observation) -> bool:
+    """Whether entries of the input are looked up in tables."""
+    try:
+        return bool(coded_pass(probe).lookups)
     except FedprismError:
         return False
 

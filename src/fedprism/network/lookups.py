@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedprism.errors import NotApplicable
-from fedprism.inputs import blank_inputs, flattened, in_structure_of, values_in
+from fedprism.inputs import InputShape, InputTypes, blank_inputs, unflattened, values_in
 from fedprism.network.network_map import NetworkMap, map_of
 from fedprism.network.operations import Operation
 from fedprism.network.torch_calls import Kind
@@ -27,21 +27,29 @@ class Lookup(NamedTuple):
     """(places,) what is added to an entry to give the row of the table."""
 
 
-def lookups_of(observation: Observation) -> tuple[tuple[Lookup, ...], NetworkMap]:
-    """Every table that entries of the input are looked up in, in the order of execution, and the map they stand in.
+class Coded(NamedTuple):
+    """A forward pass of samples whose entries are codes or, where they are not looked up, random numbers."""
 
-    In that map all entries are codes or, where they are not looked up, random numbers.
-    """
+    lookups: tuple[Lookup, ...]
+    """Every table that entries of the input are looked up in, in the order of execution."""
+    network: NetworkMap
+    values: Tensor
+    """(samples, entries of a flattened sample)"""
+
+
+def coded_pass(observation: Observation) -> Coded:
+    """Find out what is looked up where."""
     codes = _codes(values_in(blank_inputs(*_shape_and_types(observation), 1)))
-    coded = _map_of_values(observation, codes)
-    lookups = [_lookup(operation, codes) for operation in coded.operations if operation.kind is Kind.EMBEDDING]
+    operations = _map_of_values(observation, codes).operations
+    lookups = [_lookup(operation, codes) for operation in operations if operation.kind is Kind.EMBEDDING]
     present = [lookup for lookup in lookups if lookup is not None]
     looked_up = torch.cat([lookup.entries for lookup in present]) if present else torch.empty(0, dtype=torch.long)
     values = torch.rand(codes.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     values[:, looked_up] = codes[:, looked_up]
-    mapped = _map_of_values(observation, values)
-    by_number = {operation.number: operation for operation in mapped.operations}
-    return tuple(lookup._replace(operation=by_number[lookup.operation.number]) for lookup in present), mapped
+    network = _map_of_values(observation, values)
+    by_number = {operation.number: operation for operation in network.operations}
+    again = tuple(lookup._replace(operation=by_number[lookup.operation.number]) for lookup in present)
+    return Coded(again, network, values)
 
 
 def _shape_and_types(observation: Observation) -> tuple[InputShape, InputTypes | None]:
@@ -64,7 +72,7 @@ def _map_of_values(observation: Observation, values: Tensor) -> NetworkMap:
     tensors = {**first.params, **(first.buffers_before or {})}
     like = next(tensor for tensor in tensors.values() if tensor.is_floating_point())
     blank = blank_inputs(*_shape_and_types(observation), len(values), like)
-    return map_of(observation.model, tensors, in_structure_of(blank, values))
+    return map_of(observation.model, tensors, unflattened(values, blank))
 
 
 def _lookup(operation: Operation, codes: Tensor) -> Lookup | None:

@@ -10,16 +10,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fedprism.errors import NotApplicable
+from fedprism.inputs import Inputs, InputShape, InputTypes, blank_inputs, map_tensors
 from fedprism.network.forward_pass import same
 from fedprism.network.operations import Operation, operations_of
 from fedprism.network.torch_calls import Kind, tensors_in
-from fedprism.types import Inputs, Observation, Update
+from fedprism.types import Observation, Update
 
 SAMPLES = 2
 """Random samples in the forward pass: the least that tell what depends on the input from what does not."""
@@ -104,7 +105,7 @@ def network_map(observation: Observation) -> NetworkMap:
         raise NotApplicable("expected the model and its input_shape to look for layers; grant both.")
     tensors = {**first.params, **(first.buffers_before or {})}
     like = next(tensor for tensor in tensors.values() if tensor.is_floating_point())
-    return map_of(model, tensors, random_inputs(knowledge.input_shape, like))
+    return map_of(model, tensors, random_inputs(knowledge.input_shape, knowledge.input_types, like))
 
 
 def map_of(model: nn.Module, tensors: Update, inputs: Inputs) -> NetworkMap:
@@ -120,10 +121,18 @@ def map_of(model: nn.Module, tensors: Update, inputs: Inputs) -> NetworkMap:
     return NetworkMap(inputs=inputs, outputs=next(tensors_in(outputs)), operations=merged)
 
 
-def random_inputs(shape: Any, like: Tensor) -> Inputs:
-    """Random samples from 0 to 1 of the type of `like`."""
+def random_inputs(shape: InputShape, types: InputTypes | None, like: Tensor) -> Inputs:
+    """Random samples: fractions from 0 to 1 as precise as `like`, whole numbers 0 or 1, tokens of every network."""
     rng = torch.Generator().manual_seed(0)
-    return torch.rand(SAMPLES, *shape, generator=rng).to(like)
+
+    def random(blank: Tensor) -> Tensor:
+        return torch.rand(blank.shape, generator=rng).to(blank) if blank.is_floating_point() else _coins(blank, rng)
+
+    return map_tensors(random, blank_inputs(shape, types, SAMPLES, like))
+
+
+def _coins(blank: Tensor, rng: torch.Generator) -> Tensor:
+    return torch.randint(0, 2, blank.shape, generator=rng).to(blank)
 
 
 def _with_added_biases(operations: list[Operation]) -> Iterator[Operation]:

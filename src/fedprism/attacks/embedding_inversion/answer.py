@@ -7,7 +7,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fedprism.types import Ambiguity
+from fedprism.errors import NotApplicable
+from fedprism.network.lookups import Lookup
+from fedprism.solvers.closed_form.lookups import Used, used_rows
+from fedprism.types import Ambiguity, Observation, Update
 
 UNKNOWN = -1
 """Stands where no token or category was read."""
@@ -20,7 +23,6 @@ class LookupStatus(StrEnum):
     SET = "which tokens occur in the batch, not in which sample nor in which place"
     LINKED = "every row of the table, by the dense layer behind it"
     COLUMNS = "which categories occur in each column, not in which row"
-    ALL_ROWS = "every row of the table has a gradient: which were used is not told"
 
 
 class Answer(NamedTuple):
@@ -30,3 +32,15 @@ class Answer(NamedTuple):
     ambiguity: frozenset[Ambiguity]
     tables: tuple[str, ...]
     """Names of the parameters that were read."""
+
+
+def rows_in_use(observation: Observation, gradient: Update, lookup: Lookup, most: int | None) -> Used:
+    """The rows of a table that the samples used, at most so many."""
+    table = lookup.operation.weight
+    used = used_rows(gradient[table], observation.round.params[table], most)
+    if used is None or not len(used.rows):
+        raise NotApplicable(
+            f"embedding-inversion expects a gradient in those rows of '{table}' that were used and in no others, found "
+            f"{'more' if used is None else 'none'} with one; use gradient-matching instead."
+        )
+    return used

@@ -9,21 +9,21 @@ wherever the rest of the update tells them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedprism.attacks.base import Circumstances, UpdateAttack
 from fedprism.attacks.certificate import certified, explaining_labels
-from fedprism.attacks.embedding_inversion.answer import Answer, LookupStatus
+from fedprism.attacks.embedding_inversion.answer import UNKNOWN, Answer, LookupStatus
 from fedprism.attacks.embedding_inversion.tables import read_table
 from fedprism.attacks.embedding_inversion.texts import read_text
 from fedprism.attacks.gradient_matching.forward import FORWARD_USES
 from fedprism.client.observed import direction
 from fedprism.errors import NotApplicable
 from fedprism.inputs import Inputs, blank_inputs, unflattened
-from fedprism.network.lookups import lookups_of
+from fedprism.network.lookups import coded_pass
 from fedprism.types import Observation, Reconstruction
 
 NO_TABLES = "no entry of the input is looked up in a table of this model"
@@ -47,21 +47,19 @@ class EmbeddingInversion(UpdateAttack):
         return None if circumstances.looks_up else NO_TABLES
 
     def attack_update(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
-        lookups, network = lookups_of(observation)
+        coded = coded_pass(observation)
         gradient = direction(observation.round)
-        lookups = tuple(lookup for lookup in lookups if lookup.operation.weight in gradient)
+        lookups = tuple(lookup for lookup in coded.lookups if lookup.operation.weight in gradient)
         if not lookups:
             raise NotApplicable(
-                f"embedding-inversion expects a table in the update that entries of the input are looked up in, "
-                f"found that {NO_TABLES}; use gradient-matching instead."
+                "embedding-inversion expects a table in the update that entries of the input are looked up in, found "
+                "none; use gradient-matching instead."
             )
-        size = observation.knowledge.batch_size
-        samples = size if isinstance(size, int) else None
-        several = [lookup for lookup in lookups if len(lookup.entries) > 1]
-        if several:
-            answers = [read_text(observation, gradient, network, max(several, key=lambda l: len(l.entries)), samples)]
+        longest = max(lookups, key=lambda lookup: len(lookup.entries))
+        if len(longest.entries) > 1:
+            answers = read_text(observation, gradient, coded, longest)
         else:
-            answers = read_table(observation, gradient, network, lookups, samples)
+            answers = read_table(observation, gradient, coded, lookups)
         return _checked(observation, answers)
 
 
@@ -70,40 +68,33 @@ def embedding_inversion() -> EmbeddingInversion:
     return EmbeddingInversion()
 
 
-class _Checked(NamedTuple):
-    answer: Answer
-    inputs: Inputs
-    labels: Tensor | None
-    explains: bool | None
-
-
 def _checked(observation: Observation, answers: list[Answer]) -> Reconstruction:
-    """The first answer that the whole update confirms, or else the first."""
-    checked = []
+    """The first answer that explains the whole update, or else the first."""
+    known = observation.knowledge.labels
+    labels = known if isinstance(known, Tensor) else None
+    best, best_labels, explains = answers[0], labels, False
     for answer in answers:
-        checked.append(_check(observation, answer))
-        if checked[-1].explains:
+        if "samples" in answer.ambiguity or bool((answer.samples == UNKNOWN).any()):
+            continue
+        inputs = _inputs(observation, answer)
+        fitting = labels is not None and len(labels) == len(answer.samples)
+        guessed = labels if fitting else explaining_labels(observation, inputs)
+        if certified(observation, inputs, guessed):
+            best, best_labels, explains = answer, guessed, True
             break
-    best = checked[-1] if checked[-1].explains else checked[0]
-    status = best.answer.status
-    if best.explains:
-        status = f"{LookupStatus.EXACT}; {status}" if best.answer.ambiguity - {"order"} else LookupStatus.EXACT
+    status = best.status
+    if explains:
+        status = f"{LookupStatus.EXACT}; {status}" if best.ambiguity - {"order"} else LookupStatus.EXACT
     return Reconstruction(
-        inputs=best.inputs,
-        labels=best.labels,
-        ambiguity=best.answer.ambiguity,
+        inputs=_inputs(observation, best),
+        labels=best_labels,
+        ambiguity=best.ambiguity,
         status=status,
-        diagnostics={"tables": best.answer.tables, "readings": len(answers)},
+        diagnostics={"tables": best.tables, "readings": len(answers)},
     )
 
 
-def _check(observation: Observation, answer: Answer) -> _Checked:
+def _inputs(observation: Observation, answer: Answer) -> Inputs:
     knowledge = observation.knowledge
     assert knowledge.input_shape is not None
-    inputs = unflattened(answer.samples, blank_inputs(knowledge.input_shape, knowledge.input_types, len(answer.samples)))
-    labels = knowledge.labels if isinstance(knowledge.labels, Tensor) else None
-    if "samples" in answer.ambiguity or bool((answer.samples < 0).any() and answer.incomplete):
-        return _Checked(answer, inputs, labels, None)
-    if labels is None or len(labels) != len(answer.samples):
-        labels = explaining_labels(observation, inputs)
-    return _Checked(answer, inputs, labels, certified(observation, inputs, labels))
+    return unflattened(answer.samples, blank_inputs(knowledge.input_shape, knowledge.input_types, 1))

@@ -8,14 +8,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedprism.attacks.embedding_inversion.answer import UNKNOWN, Answer, LookupStatus
-from fedprism.errors import NotApplicable
-from fedprism.network.lookups import Lookup
-from fedprism.network.network_map import NetworkMap
+from fedprism.attacks.embedding_inversion.answer import UNKNOWN, Answer, LookupStatus, rows_in_use
+from fedprism.network.lookups import Coded, Lookup
 from fedprism.network.operations import Operation
 from fedprism.solvers.closed_form.concatenation import Block, solve_concatenation
-from fedprism.solvers.closed_form.lookups import Used, used_rows
-from fedprism.types import Observation, Update
+from fedprism.solvers.closed_form.lookups import Used
+from fedprism.types import Ambiguity, Observation, Update
 
 STRAIGHT = 1e-5
 """Largest error, relative to the values, of a straight line from an entry to what the dense layer is fed of it."""
@@ -30,51 +28,44 @@ class _Column(NamedTuple):
     offset: float
 
 
-def read_table(
+def read_table(observation: Observation, gradient: Update, coded: Coded, lookups: Sequence[Lookup]) -> list[Answer]:
+    """The rows of the table, by the dense layer that is fed its columns side by side; else the columns alone."""
+    size = observation.knowledge.batch_size
+    samples = size if isinstance(size, int) else None
+    used = [rows_in_use(observation, gradient, lookup, samples) for lookup in lookups]
+    for layer in coded.network.layers:
+        if layer.weight in gradient and layer.bias in gradient:
+            answers = _read_layer(observation, gradient, coded, lookups, used, layer, samples)
+            if answers:
+                return answers
+    return [_columns_alone(coded, lookups, used, samples)]
+
+
+def _read_layer(
     observation: Observation,
     gradient: Update,
-    network: NetworkMap,
+    coded: Coded,
     lookups: Sequence[Lookup],
-    values: Tensor,
+    used: Sequence[Used],
+    layer: Operation,
     samples: int | None,
 ) -> list[Answer]:
-    """The rows of the table, by the dense layer that is fed its columns side by side; by the columns alone otherwise.
-
-    `values` (samples, entries): what the map was made of.
-    """
-    used = [_used(observation, gradient, lookup, samples) for lookup in lookups]
-    blank = torch.zeros(1, values.shape[1], dtype=torch.float64)
-    names = tuple(lookup.operation.weight for lookup in lookups)
-    for layer in network.layers:
-        blocks = [_block(observation, layer, lookup, rows) for lookup, rows in zip(lookups, used, strict=True)]
-        placed = [block for block in blocks if block is not None]
-        if len(placed) < len(blocks) or layer.weight not in gradient or layer.bias not in gradient:
-            continue
-        numbers = _numbers(layer, values, lookups, placed)
-        whole = torch.cat([gradient[layer.weight], gradient[layer.bias or ""][:, None]], 1)
-        readings = solve_concatenation(whole, observation.round.params[layer.weight], placed, samples)
-        answers = []
-        for choices, fed in readings:
-            cells = blank.repeat(len(fed), 1)
-            for lookup, rows, chosen in zip(lookups, used, choices.T, strict=True):
-                cells[:, lookup.entries] = (rows.rows[chosen][:, None] - lookup.offsets).double()
-            for number in numbers:
-                cells[:, number.entry] = (fed[:, number.column] - number.offset) / number.slope
-            answers.append(Answer(cells, LookupStatus.LINKED, frozenset({"order"}), (*names, layer.weight)))
-        if answers:
-            return answers
-    return [_columns_alone(blank, lookups, used, samples, names)]
-
-
-def _used(observation: Observation, gradient: Update, lookup: Lookup, samples: int | None) -> Used:
-    table = lookup.operation.weight
-    used = used_rows(gradient[table], observation.round.params[table], samples)
-    if used is None or not len(used.rows):
-        raise NotApplicable(
-            f"embedding-inversion expects a gradient in those rows of '{table}' that were used and in no others, found "
-            f"{'more' if used is None else 'none'} with one; use gradient-matching instead."
-        )
-    return used
+    blocks = [_block(observation, layer, lookup, rows) for lookup, rows in zip(lookups, used, strict=True)]
+    placed = [block for block in blocks if block is not None]
+    if len(placed) < len(blocks):
+        return []
+    numbers = _numbers(layer, coded.values, lookups, placed)
+    whole = torch.cat([gradient[layer.weight], gradient[layer.bias or ""][:, None]], 1)
+    tables = (*(lookup.operation.weight for lookup in lookups), layer.weight)
+    answers = []
+    for choices, fed in solve_concatenation(whole, observation.round.params[layer.weight], placed, samples):
+        cells = torch.zeros(len(fed), coded.values.shape[1], dtype=torch.float64)
+        for lookup, rows, chosen in zip(lookups, used, choices.T, strict=True):
+            cells[:, lookup.entries] = (rows.rows[chosen][:, None] - lookup.offsets).double()
+        for number in numbers:
+            cells[:, number.entry] = (fed[:, number.column] - number.offset) / number.slope
+        answers.append(Answer(cells, LookupStatus.LINKED, frozenset({"order"}), tables))
+    return answers
 
 
 def _block(observation: Observation, layer: Operation, lookup: Lookup, used: Used) -> Block | None:
@@ -110,14 +101,13 @@ def _numbers(layer: Operation, values: Tensor, lookups: Sequence[Lookup], blocks
     return columns
 
 
-def _columns_alone(
-    blank: Tensor, lookups: Sequence[Lookup], used: Sequence[Used], samples: int | None, names: tuple[str, ...]
-) -> Answer:
+def _columns_alone(coded: Coded, lookups: Sequence[Lookup], used: Sequence[Used], samples: int | None) -> Answer:
     """The categories of every column, without what links them to rows: for one sample that is its row."""
     size = samples or max(len(rows.rows) for rows in used)
-    cells = blank.repeat(size, 1)
+    cells = torch.zeros(size, coded.values.shape[1], dtype=torch.float64)
     for lookup, rows in zip(lookups, used, strict=True):
         cells[:, lookup.entries] = UNKNOWN
         cells[: len(rows.rows), lookup.entries] = (rows.rows[:, None] - lookup.offsets).double()
-    everything = frozenset({"order", "samples"}) if size > 1 else frozenset({"order"})
-    return Answer(cells, LookupStatus.COLUMNS, everything, names)
+    ambiguity: frozenset[Ambiguity] = frozenset({"order", "samples"} if size > 1 else {"order"})
+    tables = tuple(lookup.operation.weight for lookup in lookups)
+    return Answer(cells, LookupStatus.COLUMNS, ambiguity, tables)

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fedprism.attacks.embedding_inversion.answer import UNKNOWN, Answer, LookupStatus
-from fedprism.errors import NotApplicable
-from fedprism.network.lookups import Lookup
+from fedprism.attacks.embedding_inversion.answer import UNKNOWN, Answer, LookupStatus, rows_in_use
+from fedprism.network.lookups import Coded, Lookup
 from fedprism.network.network_map import NetworkMap
 from fedprism.network.torch_calls import Kind
-from fedprism.solvers.closed_form.lookups import Used, counts_of_samples, places_of_rows, used_rows
+from fedprism.solvers.closed_form.lookups import Used, counts_of_samples, places_of_rows
 from fedprism.types import Observation, Update
 
 UNEXPLAINED = 1e-2
@@ -27,15 +26,13 @@ class _Tokens(NamedTuple):
     unknown: tuple[Literal["places", "samples"], ...] = ()
 
 
-def read_text(
-    observation: Observation, gradient: Update, network: NetworkMap, lookup: Lookup, entries: int, samples: int | None
-) -> list[Answer]:
+def read_text(observation: Observation, gradient: Update, coded: Coded, lookup: Lookup) -> list[Answer]:
     """The tokens, in their places where the gradient of the positions tells them; several readings of other entries."""
-    used = _used(observation, gradient, lookup, samples)
+    size, places = observation.knowledge.batch_size, len(lookup.entries)
+    samples = size if isinstance(size, int) else None
+    used = rows_in_use(observation, gradient, lookup, None if samples is None else samples * places)
     tokens = (
-        _in_order(gradient, network, lookup, used)
-        or _counted(lookup, used)
-        or _unordered(len(lookup.entries), used, samples)
+        _in_order(gradient, coded.network, lookup, used) or _counted(lookup, used) or _unordered(places, used, samples)
     )
     known = tokens.rows != UNKNOWN
     return [
@@ -45,21 +42,8 @@ def read_text(
             frozenset({"order", *tokens.unknown}),
             (lookup.operation.weight,),
         )
-        for others in _other_entries(known, entries - len(lookup.entries))
+        for others in _other_entries(known, coded.values.shape[1] - places)
     ]
-
-
-def _used(observation: Observation, gradient: Update, lookup: Lookup, samples: int | None) -> Used:
-    table, places = lookup.operation.weight, len(lookup.entries)
-    most = None if samples is None else samples * places
-    used = used_rows(gradient[table], observation.round.params[table], most)
-    if used is None or not len(used.rows):
-        count = "none" if used is not None else "more"
-        raise NotApplicable(
-            f"embedding-inversion expects a gradient in those rows of '{table}' that were used and in no others, found "
-            f"{count} with one; use gradient-matching instead."
-        )
-    return used
 
 
 def _padding(lookup: Lookup) -> int:
