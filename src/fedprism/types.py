@@ -30,9 +30,9 @@ LossFn: TypeAlias = Callable[[Any, Tensor], Tensor]
 
 Kind: TypeAlias = Literal["gradient", "delta"]
 Reduction: TypeAlias = Literal["sum", "mean", "weighted_mean"]
-Ambiguity: TypeAlias = Literal["order", "sign", "scale", "places", "samples"]
+Ambiguity: TypeAlias = Literal["order", "sign", "scale", "places", "counts", "samples"]
 """What an attack cannot know: the order of its samples, the sign or the scale of their numbers; of whole numbers, which
-place of a sample each stands in, or which sample."""
+place of a sample each stands in, how often, or in which sample."""
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,8 @@ def explaining_labels(observation: Observation, inputs: Inputs) -> Tensor | None
     last = network_map(observation).output_layer()
     if loss is None or last is None or last.weight not in round.update or not len(first_tensor(inputs)):
         return None
+    if last.inputs.dim() != 2:
+        return None
     like = round.params[last.weight]
     samples = Batch(inputs, torch.empty(0)).to(like.device, like.dtype)
     with torch.no_grad():

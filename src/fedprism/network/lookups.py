@@ -81,7 +81,7 @@ def _lookup(operation: Operation, codes: Tensor) -> Lookup | None:
     for axis in range(min(2, operation.inputs.dim())):
         if operation.inputs.shape[axis] != samples:
             continue
-        asked = operation.inputs.movedim(axis, 0).flatten(1).cpu()
+        asked = operation.inputs.movedim(axis, 0).reshape(samples, -1).cpu()
         offsets = asked.amin(0)
         bits, complements = (asked - offsets).chunk(2)
         if not bool((bits + complements == 1).all()):

@@ -15,8 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedprism.errors import NotApplicable
+from fedprism.errors import BadInput, NotApplicable
 from fedprism.inputs import Inputs, InputShape, InputTypes, blank_inputs, map_tensors
+from fedprism.losses import predictions
 from fedprism.network.forward_pass import same
 from fedprism.network.operations import Operation, operations_of
 from fedprism.network.torch_calls import Kind, tensors_in
@@ -118,7 +119,11 @@ def map_of(model: nn.Module, tensors: Update, inputs: Inputs) -> NetworkMap:
             f"expected the model to accept inputs of shape {shapes}, found: {str(error).splitlines()[0]}."
         ) from error
     merged = tuple(_with_added_biases(operations))
-    return NetworkMap(inputs=inputs, outputs=next(tensors_in(outputs)), operations=merged)
+    try:
+        scores = predictions(outputs)
+    except BadInput:  # the loss is of the user's own and makes something else of it
+        scores = next(tensors_in(outputs))
+    return NetworkMap(inputs=inputs, outputs=scores, operations=merged)
 
 
 def random_inputs(shape: InputShape, types: InputTypes | None, like: Tensor) -> Inputs:

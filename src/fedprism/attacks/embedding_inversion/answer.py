@@ -34,9 +34,10 @@ class Answer(NamedTuple):
     """Names of the parameters that were read."""
 
 
-def rows_in_use(observation: Observation, gradient: Update, lookup: Lookup, most: int | None) -> Used:
-    """The rows of a table that the samples used, at most so many."""
+def rows_in_use(observation: Observation, gradient: Update, lookup: Lookup, samples: int | None) -> Used:
+    """The rows of a table that so many samples used."""
     table = lookup.operation.weight
+    most = None if samples is None else samples * len(lookup.entries)
     used = used_rows(gradient[table], observation.round.params[table], most)
     if used is None or not len(used.rows):
         raise NotApplicable(

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from fedprism.attacks.base import Circumstances, UpdateAttack
 from fedprism.attacks.certificate import certified, explaining_labels
-from fedprism.attacks.embedding_inversion.answer import UNKNOWN, Answer, LookupStatus
-from fedprism.attacks.embedding_inversion.tables import read_table
+from fedprism.attacks.embedding_inversion.answer import UNKNOWN, Answer, LookupStatus, rows_in_use
+from fedprism.attacks.embedding_inversion.tables import columns_alone, read_table
 from fedprism.attacks.embedding_inversion.texts import read_text
 from fedprism.attacks.gradient_matching.forward import FORWARD_USES
 from fedprism.client.observed import direction
@@ -55,11 +55,16 @@ class EmbeddingInversion(UpdateAttack):
                 "embedding-inversion expects a table in the update that entries of the input are looked up in, found "
                 "none; use gradient-matching instead."
             )
-        longest = max(lookups, key=lambda lookup: len(lookup.entries))
-        if len(longest.entries) > 1:
-            answers = read_text(observation, gradient, coded, longest)
-        else:
-            answers = read_table(observation, gradient, coded, lookups)
+        size = observation.knowledge.batch_size
+        samples = size if isinstance(size, int) else None
+        used = [rows_in_use(observation, gradient, lookup, samples) for lookup in lookups]
+        answers = read_table(observation, gradient, coded, lookups, used)
+        if not answers:
+            longest = max(range(len(lookups)), key=lambda number: len(lookups[number].entries))
+            if len(lookups[longest].entries) > 1:
+                answers = read_text(observation, gradient, coded, lookups[longest], used[longest])
+            else:
+                answers = [columns_alone(observation, coded, lookups, used)]
         return _checked(observation, answers)
 
 

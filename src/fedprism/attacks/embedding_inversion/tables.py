@@ -1,4 +1,4 @@
-"""Samples of which every entry is a number or looked up in a table of its own: rows of a data table."""
+"""Samples whose numbers and looked-up rows are fed side by side to a dense layer: rows of a data table."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedprism.attacks.embedding_inversion.answer import UNKNOWN, Answer, LookupStatus, rows_in_use
+from fedprism.attacks.embedding_inversion.answer import UNKNOWN, Answer, LookupStatus
 from fedprism.network.lookups import Coded, Lookup
 from fedprism.network.operations import Operation
-from fedprism.solvers.closed_form.concatenation import Block, solve_concatenation
+from fedprism.solvers.closed_form.concatenation import Block, Table, solve_concatenation
 from fedprism.solvers.closed_form.lookups import Used
 from fedprism.types import Ambiguity, Observation, Update
 
@@ -28,17 +28,19 @@ class _Column(NamedTuple):
     offset: float
 
 
-def read_table(observation: Observation, gradient: Update, coded: Coded, lookups: Sequence[Lookup]) -> list[Answer]:
-    """The rows of the table, by the dense layer that is fed its columns side by side; else the columns alone."""
-    size = observation.knowledge.batch_size
-    samples = size if isinstance(size, int) else None
-    used = [rows_in_use(observation, gradient, lookup, samples) for lookup in lookups]
+def read_table(
+    observation: Observation, gradient: Update, coded: Coded, lookups: Sequence[Lookup], used: Sequence[Used]
+) -> list[Answer]:
+    """Every reading of the samples by a dense layer that is fed all that is looked up side by side; often there is one.
+
+    `used`: the rows of each lookup's table.
+    """
     for layer in coded.network.layers:
-        if layer.weight in gradient and layer.bias in gradient:
-            answers = _read_layer(observation, gradient, coded, lookups, used, layer, samples)
+        if layer.weight in gradient and layer.bias is not None and layer.bias in gradient:
+            answers = _read_layer(observation, gradient, coded, lookups, used, layer)
             if answers:
                 return answers
-    return [_columns_alone(coded, lookups, used, samples)]
+    return []
 
 
 def _read_layer(
@@ -48,34 +50,43 @@ def _read_layer(
     lookups: Sequence[Lookup],
     used: Sequence[Used],
     layer: Operation,
-    samples: int | None,
 ) -> list[Answer]:
-    blocks = [_block(observation, layer, lookup, rows) for lookup, rows in zip(lookups, used, strict=True)]
-    placed = [block for block in blocks if block is not None]
-    if len(placed) < len(blocks):
+    blocks = [block for number, lookup in enumerate(lookups) for block in _blocks(layer, lookup, number)]
+    if len(blocks) < sum(len(lookup.entries) for lookup in lookups):
         return []
-    numbers = _numbers(layer, coded.values, lookups, placed)
+    params, size = observation.round.params, observation.knowledge.batch_size
+    tables = [
+        Table(params[lookup.operation.weight].detach().cpu().double()[rows.rows], rows.gradients)
+        for lookup, rows in zip(lookups, used, strict=True)
+    ]
     whole = torch.cat([gradient[layer.weight], gradient[layer.bias or ""][:, None]], 1)
-    tables = (*(lookup.operation.weight for lookup in lookups), layer.weight)
+    numbers = _numbers(layer, coded.values, lookups, blocks)
+    entries = torch.cat([lookup.entries for lookup in lookups])
+    offsets = torch.cat([lookup.offsets for lookup in lookups])
+    names = (*(lookup.operation.weight for lookup in lookups), layer.weight)
     answers = []
-    for choices, fed in solve_concatenation(whole, observation.round.params[layer.weight], placed, samples):
+    for choices, fed in solve_concatenation(whole, params[layer.weight], tables, blocks, _known(size)):
         cells = torch.zeros(len(fed), coded.values.shape[1], dtype=torch.float64)
-        for lookup, rows, chosen in zip(lookups, used, choices.T, strict=True):
-            cells[:, lookup.entries] = (rows.rows[chosen][:, None] - lookup.offsets).double()
+        rows = [used[block.table].rows[chosen] for block, chosen in zip(blocks, choices.T, strict=True)]
+        cells[:, entries] = (torch.stack(rows, 1) - offsets).double()
         for number in numbers:
             cells[:, number.entry] = (fed[:, number.column] - number.offset) / number.slope
-        answers.append(Answer(cells, LookupStatus.LINKED, frozenset({"order"}), tables))
+        answers.append(Answer(cells, LookupStatus.LINKED, frozenset({"order"}), names))
     return answers
 
 
-def _block(observation: Observation, layer: Operation, lookup: Lookup, used: Used) -> Block | None:
-    """Where the dense layer is fed the rows of a table; None if it is not fed them as they are."""
-    fed, rows = layer.inputs.flatten(1).cpu(), lookup.operation.outputs.flatten(1).cpu()
-    columns = torch.tensor([_same_column(fed, row) for row in rows.T])
-    if bool((columns < 0).any()):
-        return None
-    table = observation.round.params[lookup.operation.weight]
-    return Block(columns, table[used.rows.to(table.device)].detach().cpu().double(), used.gradients)
+def _known(size: int | tuple[int, ...] | None) -> int | None:
+    return size if isinstance(size, int) else None
+
+
+def _blocks(layer: Operation, lookup: Lookup, number: int) -> list[Block]:
+    """Where a dense layer is fed the rows of a table, place by place; empty if it is not fed them as they are."""
+    fed, places = layer.inputs.flatten(1).cpu(), len(lookup.entries)
+    rows = lookup.operation.outputs.flatten(1).cpu()
+    if len(rows) != len(fed) or layer.inputs.dim() != 2 or rows.shape[1] % places:
+        return []
+    columns = torch.tensor([_same_column(fed, row) for row in rows.T]).view(places, -1)
+    return [Block(each, number) for each in columns] if bool((columns >= 0).all()) else []
 
 
 def _same_column(fed: Tensor, column: Tensor) -> int:
@@ -101,9 +112,9 @@ def _numbers(layer: Operation, values: Tensor, lookups: Sequence[Lookup], blocks
     return columns
 
 
-def _columns_alone(coded: Coded, lookups: Sequence[Lookup], used: Sequence[Used], samples: int | None) -> Answer:
+def columns_alone(observation: Observation, coded: Coded, lookups: Sequence[Lookup], used: Sequence[Used]) -> Answer:
     """The categories of every column, without what links them to rows: for one sample that is its row."""
-    size = samples or max(len(rows.rows) for rows in used)
+    size = _known(observation.knowledge.batch_size) or max(len(rows.rows) for rows in used)
     cells = torch.zeros(size, coded.values.shape[1], dtype=torch.float64)
     for lookup, rows in zip(lookups, used, strict=True):
         cells[:, lookup.entries] = UNKNOWN

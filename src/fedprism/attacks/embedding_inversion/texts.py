@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fedprism.attacks.embedding_inversion.answer import UNKNOWN, Answer, LookupStatus, rows_in_use
+from fedprism.attacks.embedding_inversion.answer import UNKNOWN, Answer, LookupStatus
 from fedprism.network.lookups import Coded, Lookup
 from fedprism.network.network_map import NetworkMap
 from fedprism.network.torch_calls import Kind
@@ -23,16 +23,17 @@ class _Tokens(NamedTuple):
     rows: Tensor
     """(samples, places) numbers of the table's rows."""
     status: LookupStatus
-    unknown: tuple[Literal["places", "samples"], ...] = ()
+    unknown: tuple[Literal["places", "counts", "samples"], ...] = ()
 
 
-def read_text(observation: Observation, gradient: Update, coded: Coded, lookup: Lookup) -> list[Answer]:
+def read_text(observation: Observation, gradient: Update, coded: Coded, lookup: Lookup, used: Used) -> list[Answer]:
     """The tokens, in their places where the gradient of the positions tells them; several readings of other entries."""
     size, places = observation.knowledge.batch_size, len(lookup.entries)
     samples = size if isinstance(size, int) else None
-    used = rows_in_use(observation, gradient, lookup, None if samples is None else samples * places)
     tokens = (
-        _in_order(gradient, coded.network, lookup, used) or _counted(lookup, used) or _unordered(places, used, samples)
+        _in_order(gradient, coded.network, lookup, used)
+        or _counted(lookup, used, samples)
+        or _unordered(places, used, samples)
     )
     known = tokens.rows != UNKNOWN
     return [
@@ -67,10 +68,10 @@ def _in_order(gradient: Update, network: NetworkMap, lookup: Lookup, used: Used)
     return _Tokens(rows[None], LookupStatus.PLACED)
 
 
-def _counted(lookup: Lookup, used: Used) -> _Tokens | None:
+def _counted(lookup: Lookup, used: Used, samples: int | None) -> _Tokens | None:
     """Samples whose places all get the same error."""
     places, padding = len(lookup.entries), _padding(lookup)
-    counts = counts_of_samples(used.gradients, places if padding == UNKNOWN else None)
+    counts = counts_of_samples(used.gradients, places if padding == UNKNOWN else None, samples)
     if counts is None or int(counts.sum(1).max()) > places:
         return None
     texts = [used.rows.repeat_interleave(each) for each in counts]
@@ -81,7 +82,7 @@ def _counted(lookup: Lookup, used: Used) -> _Tokens | None:
 def _unordered(places: int, used: Used, samples: int | None) -> _Tokens:
     size = samples or -(-len(used.rows) // places)
     rows = pad(used.rows, (0, size * places - len(used.rows)), value=UNKNOWN)
-    return _Tokens(rows.view(size, places), LookupStatus.SET, ("places", "samples"))
+    return _Tokens(rows.view(size, places), LookupStatus.SET, ("places", "counts", *(("samples",) if size > 1 else ())))
 
 
 def _placed(rows: Tensor, lookup: Lookup, others: Tensor) -> Tensor:

@@ -22,25 +22,31 @@ INSIDE_SPAN = 1e-3
 """Distance from the span, relative to the length, up to which a combination lies inside: far above rounding."""
 
 
+class Table(NamedTuple):
+    """Those rows of a table that were used."""
+
+    rows: Tensor
+    """(used, width)"""
+    gradients: Tensor
+    """(used, width) what an update says of them."""
+
+
 class Block(NamedTuple):
-    """Where the rows of one table stand in the layer's inputs, and which rows there may be."""
+    """Where a row stands in the layer's inputs, and which of the tables it comes from."""
 
     columns: Tensor
-    candidates: Tensor
-    """(candidates, len(columns))"""
-    gradients: Tensor
-    """What an update says of them, in the same shape."""
+    table: int
 
 
 class Samples(NamedTuple):
     choices: Tensor
-    """(samples, blocks) which candidate stands in each block."""
+    """(samples, blocks) which of its table's rows stands in each block."""
     inputs: Tensor
     """(samples, features) what the layer was fed."""
 
 
 def solve_concatenation(
-    gradient: Tensor, weight: Tensor, blocks: Sequence[Block], samples: int | None = None
+    gradient: Tensor, weight: Tensor, tables: Sequence[Table], blocks: Sequence[Block], samples: int | None = None
 ) -> list[Samples]:
     """The samples behind the gradient (units, features + 1) of a layer's weight and bias; none where nobody can say.
 
@@ -48,12 +54,12 @@ def solve_concatenation(
     most of them apart; where they cannot, every reading is returned, for the network itself to decide.
     """
     span = span_of(gradient, samples)
-    points = samples_in_span(span, blocks)
+    points = samples_in_span(span, tables, blocks)
     if points is None or len(points.inputs) < len(span) or math.comb(len(points.inputs), len(span)) > MOST_SUBSETS:
         return []
     subsets = itertools.combinations(range(len(points.inputs)), len(span))
     readings = [_chosen(points, list(subset)) for subset in subsets]
-    missed = [_missed(reading, gradient, weight, blocks) for reading in readings]
+    missed = [_missed(reading, gradient, weight, tables, blocks) for reading in readings]
     limit = max(2 * min(missed), (INSIDE_SPAN * float(gradient.norm())) ** 2)
     return [reading for reading, error in zip(readings, missed, strict=True) if error <= limit]
 
@@ -62,18 +68,18 @@ def _chosen(points: Samples, rows: list[int]) -> Samples:
     return Samples(points.choices[rows], points.inputs[rows])
 
 
-def _missed(samples: Samples, gradient: Tensor, weight: Tensor, blocks: Sequence[Block]) -> float:
+def _missed(
+    samples: Samples, gradient: Tensor, weight: Tensor, tables: Sequence[Table], blocks: Sequence[Block]
+) -> float:
     """How far the gradients of the layer and of the tables are from those that these samples give."""
     fed = torch.cat([samples.inputs, torch.ones(len(samples.inputs), 1).to(samples.inputs)], 1)
     errors = torch.linalg.lstsq(fed.T, gradient.double().T).solution  # (samples, units)
-    missed = float((fed.T @ errors - gradient.double().T).square().sum())
-    for number, block in enumerate(blocks):
-        sent = errors @ weight[:, block.columns].double()
-        expected = torch.zeros_like(block.gradients, dtype=torch.float64).index_add_(
-            0, samples.choices[:, number], sent
-        )
-        missed += float((expected - block.gradients.double()).square().sum())
-    return missed
+    missed = [fed.T @ errors - gradient.double().T]
+    expected = [torch.zeros_like(table.gradients, dtype=torch.float64) for table in tables]
+    for block, chosen in zip(blocks, samples.choices.T, strict=True):
+        expected[block.table].index_add_(0, chosen, errors @ weight[:, block.columns].double())
+    missed += [theirs - table.gradients.double() for theirs, table in zip(expected, tables, strict=True)]
+    return sum(float(each.square().sum()) for each in missed)
 
 
 def span_of(gradient: Tensor, samples: int | None = None) -> Tensor:
@@ -85,24 +91,24 @@ def span_of(gradient: Tensor, samples: int | None = None) -> Tensor:
     return basis
 
 
-def samples_in_span(span: Tensor, blocks: Sequence[Block]) -> Samples | None:
-    """Every point of the span (rank, features + 1), 1 in its last column, that holds a candidate in every block.
+def samples_in_span(span: Tensor, tables: Sequence[Table], blocks: Sequence[Block]) -> Samples | None:
+    """Every point of the span (rank, features + 1), 1 in its last column, that holds a row of its table in every block.
 
     None where too many combinations lie in the span: the tables are too narrow to tell the samples apart.
     """
     columns = torch.tensor([span.shape[1] - 1])
     points, choices = torch.ones(1, 1, dtype=span.dtype), torch.empty(1, 0, dtype=torch.long)
-    for block in sorted(blocks, key=lambda block: -len(block.columns)):
-        count = len(block.candidates)
-        if len(points) * count > MOST_COMBINATIONS:
+    order = sorted(range(len(blocks)), key=lambda number: -len(blocks[number].columns))
+    for block in (blocks[number] for number in order):
+        rows = tables[block.table].rows.to(points)
+        if len(points) * len(rows) > MOST_COMBINATIONS:
             return None
         columns = torch.cat([columns, block.columns])
-        added = block.candidates.to(points).repeat(len(points), 1)
-        points = torch.cat([points.repeat_interleave(count, 0), added], 1)
-        choices = torch.cat([choices.repeat_interleave(count, 0), torch.arange(count).repeat(len(choices))[:, None]], 1)
+        points = torch.cat([points.repeat_interleave(len(rows), 0), rows.repeat(len(points), 1)], 1)
+        number = torch.arange(len(rows)).repeat(len(choices))
+        choices = torch.cat([choices.repeat_interleave(len(rows), 0), number[:, None]], 1)
         inside = _distances(span[:, columns], points) <= INSIDE_SPAN * points.norm(dim=1)
         points, choices = points[inside], choices[inside]
-    order = sorted(range(len(blocks)), key=lambda number: -len(blocks[number].columns))
     placed = span[:, columns]
     if int(torch.linalg.matrix_rank(placed, rtol=INSIDE_SPAN)) < len(span):
         return None

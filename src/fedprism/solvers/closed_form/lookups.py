@@ -20,6 +20,8 @@ LARGEST_SHARE_USED = 0.5
 """Part of the rows that may be in use where the others have a gradient too, from decay or from a tied layer."""
 SAME_DIRECTION = 1e-3
 """Sine of the angle between two rows that belong to the same sample: far above rounding."""
+EQUAL = 1e-2
+"""Distance between a row and an error, relative to the row, below which they are the same: above half precision's."""
 WHOLE = 0.05
 """How far from a whole number a count may be."""
 
@@ -77,30 +79,38 @@ def places_of_rows(rows: Tensor, errors: Tensor) -> tuple[Tensor, float] | None:
     """Which of the rows (used, width) was looked up at each place, from the errors (places, width) of the places.
 
     Also the part of the rows' gradient that is left unexplained; None where the errors do not tell the places apart.
-    Every row is the sum of the errors of its places, so the shares are solved for and must come out as 0 and 1.
+    A row that was used once has the error of its place. Every other is the sum of those of its places, so the shares
+    are solved for and must come out as 0 and 1.
     """
-    errors = errors.double()
+    rows, errors = rows.double(), errors.double()
     active = errors.norm(dim=1) > NOISE_FLOOR * errors.norm(dim=1).max()
-    if int(active.sum()) > errors.shape[1]:
+    apart = torch.cdist(errors, rows) / rows.norm(dim=1)
+    once = active & (apart.amin(1) < EQUAL)
+    places = torch.where(once, apart.argmin(1), -1)
+    open_places = (active & ~once).nonzero().flatten()
+    explained = torch.zeros_like(rows).index_add_(0, places[once], errors[once])
+    if len(open_places) > errors.shape[1]:
         return None
-    shares = torch.linalg.lstsq(errors[active].T, rows.double().T).solution.T  # (used, active places)
-    chosen = shares.argmax(0)
-    places = torch.full((len(errors),), -1, dtype=torch.long)
-    places[active] = chosen
-    explained = torch.zeros_like(rows.double()).index_add_(0, chosen, errors[active])
+    if len(open_places):
+        shares = torch.linalg.lstsq(errors[open_places].T, (rows - explained).T).solution.T  # (used, open places)
+        places[open_places] = shares.argmax(0)
+        explained.index_add_(0, places[open_places], errors[open_places])
     return places, float((rows - explained).norm() / rows.norm())
 
 
-def counts_of_samples(rows: Tensor, length: int | None = None) -> Tensor | None:
+def counts_of_samples(rows: Tensor, length: int | None = None, samples: int | None = None) -> Tensor | None:
     """How often each sample used each row, (samples, used) whole numbers; None where the rows do not tell.
 
     For networks that give every place of a sample the same error. Every sample needs a row that no other sample uses:
     such rows point in the direction of the sample's error, all others are combinations of these. `length`: how many
-    lookups a sample makes; without it the smallest count is taken for one.
+    lookups a sample makes; without it the smallest count is taken for one. `samples`: how many there are; without it
+    rows have to repeat directions.
     """
     directions = torch.nn.functional.normalize(rows.double(), dim=1)
     groups = _groups(directions)
     rank = int(torch.linalg.matrix_rank(directions, rtol=SAME_DIRECTION))
+    if rank != samples if samples is not None else rank == len(rows):
+        return None
     for chosen in itertools.combinations(groups[: 2 * rank], rank):
         rays = torch.stack([directions[group[0]] for group in chosen])
         amounts = torch.linalg.lstsq(rays.T, rows.double().T).solution  # (samples, used)
