@@ -136,7 +136,7 @@ def _knowledge_tensors(knowledge: Knowledge) -> dict[str, Tensor]:
         for field, update in (fields if isinstance(value, tuple) else {name: value}).items():
             tensors.update({f"{field}.{key}": tensor for key, tensor in update.items()})
     if knowledge.public_data is not None:
-        tensors["public_data.tensor"] = knowledge.public_data.tensor
+        tensors["public_data.inputs"] = knowledge.public_data.tensor
         tensors["public_data.labels"] = knowledge.public_data.labels
     return tensors
 
