@@ -157,9 +157,7 @@ class _Watch(_ParameterMode):
 
 
 class _Intervention(_ParameterMode):
-    def __init__(
-        self, number: int, parameters: Update, intervene: Callable[[Tensor, Callable[[], Any]], Any]
-    ) -> None:
+    def __init__(self, number: int, parameters: Update, intervene: Callable[[Tensor, Callable[[], Any]], Any]) -> None:
         super().__init__(parameters)
         self.number, self.intervene = number, intervene
 
