@@ -87,5 +87,5 @@ def test_a_floor_of_another_shape_is_refused() -> None:
 
 @pytest.mark.parametrize(("successes", "trials"), [(2, 1), (-1, 1), (0, 0)])
 def test_an_impossible_count_is_refused(successes: int, trials: int) -> None:
-    with pytest.raises(ValueError, match="must (be|not be)"):
+    with pytest.raises(ValueError, match="must "):
         wilson(successes, trials)

@@ -7,8 +7,6 @@ Differential Privacy", NeurIPS 2020 (proposition 12: from Rényi to epsilon).
 
 Plain functions on numbers. `noise` is always the noise multiplier: the standard deviation of the noise on the sum, in
 units of what one participant can move the sum by. Neighbours differ by one participant who is there or is not.
-
-There is one accountant, and it is in this file: a number in a report must not depend on what else is installed.
 """
 
 from __future__ import annotations
@@ -20,8 +18,8 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import gammaln, gammasgn, log_ndtr, logsumexp
 
-from fedprism.checks import shown, whole
-from fedprism.errors import BadInput
+from fedprism.checks import probability, whole
+from fedprism.defenses.base import check_number
 
 ORDERS = np.concatenate(
     [np.arange(1.01, 1.1, 0.01), np.arange(1.1, 11, 0.1), np.arange(11, 64), 2.0 ** np.arange(6, 11)]
@@ -42,7 +40,10 @@ def epsilon(noise: float, *, delta: float = 1e-5, steps: int = 1, rate: float = 
     one release an epoch, so `steps` is the number of epochs and `rate` is 1. With rate 1 the answer is exact, below it
     an upper bound.
     """
-    _check(noise, delta, rate)
+    check_number(noise, "noise", "1.0 is common", zero=True)
+    check_number(delta, "delta", "take one well below 1 / (number of participants)")
+    probability(delta, "delta")
+    check_number(rate, "rate", "it is the chance with which a participant is in a release", most=1.0)
     whole(steps, "the number of releases", MOST_STEPS)
     if noise == 0:
         return math.inf
@@ -102,22 +103,3 @@ def _side(noise: float, rate: float, order: float, power: NDArray[np.float64]) -
     """The logarithm of (1 - q)^(order - power) q^power E[exp(power (2z - 1) / 2σ²)]."""
     mixed: NDArray[np.float64] = (order - power) * math.log1p(-rate) + power * math.log(rate)
     return mixed + power * (power - 1) / (2 * noise**2)
-
-
-def _check(noise: object, delta: object, rate: object) -> None:
-    if not (_is_number(noise) and 0 <= noise < math.inf):  # type: ignore[operator]
-        raise BadInput(f"expected noise to be a number of at least 0, found {shown(noise)}; 1.0 is common.")
-    if not (_is_number(delta) and 0 < delta < 1):  # type: ignore[operator]
-        raise BadInput(
-            f"expected delta to be a number between 0 and 1, found {shown(delta)}; "
-            "take one well below 1 / (number of participants)."
-        )
-    if not (_is_number(rate) and 0 < rate <= 1):  # type: ignore[operator]
-        raise BadInput(
-            f"expected rate to be a number above 0 and at most 1, found {shown(rate)}; "
-            "it is the chance with which a participant is in a release."
-        )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -24,7 +24,7 @@ from fedprism.types import Batch
 
 PRIVATE_MIXED = 2
 """How many of the samples in a mixture are the client's own where the others are public."""
-PRIVATE_SHARE = 0.3
+LEAST_PRIVATE_WEIGHT = 0.3
 """The least that these two weigh together."""
 
 
@@ -65,7 +65,7 @@ class InstaHide(MixUp):
         chance = Chance.out_of(rng, owned)
         partner = draw_partners(chance, samples, PRIVATE_MIXED - 1, besides=owned)
         others = samples + draw_partners(chance, len(self.cross), public, first=PRIVATE_MIXED)
-        weight = (PRIVATE_MIXED, PRIVATE_SHARE)
+        weight = (PRIVATE_MIXED, LEAST_PRIVATE_WEIGHT)
         return Mixing(
             torch.cat([owned.unsqueeze(1), partner, others], dim=1),
             draw_coefficients(chance, self.k, self.bound, private=weight),
@@ -84,9 +84,5 @@ class InstaHide(MixUp):
             inputs = torch.cat([inputs, self.cross.inputs.to(inputs)])
             labelled = Mixing(mixing.partners[:, :PRIVATE_MIXED], mixing.coefficients[:, :PRIVATE_MIXED])
         mixed = mixing.of(inputs)
-        return Batch(mixed * _signs(mixed.shape, rng).to(mixed), labelled.of(soft_labels(pool, context)))
-
-
-def _signs(size: torch.Size, rng: torch.Generator) -> Tensor:
-    """Plus or minus 1 with even odds, drawn on the CPU so that a seed means the same signs on every device."""
-    return 2 * torch.randint(2, size, generator=rng) - 1
+        signs = 2 * torch.randint(2, mixed.shape, generator=rng) - 1
+        return Batch(mixed * signs.to(mixed), labelled.of(soft_labels(pool, context)))
