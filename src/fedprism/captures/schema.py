@@ -1,7 +1,4 @@
-"""The words of a capture (`capture.json`), checked before anything else is done with it.
-
-Sizes are bounded here as well: what a capture claims is computed with before it can be found to be wrong.
-"""
+"""The words of a capture (`capture.json`) and bounds on sizes, checked before anything else is done with it."""
 
 from __future__ import annotations
 

@@ -23,10 +23,7 @@ Reader: TypeAlias = Callable[[Path, str], Source | None]
 
 @dataclass(frozen=True)
 class OnDisk:
-    """Where a data set may lie below the data folder, in order of preference, and who reads it there.
-
-    The first split is the default. `class_names` serve where the files have none.
-    """
+    """Where a data set may be in the data folder, best place first, and who reads it; `splits` begin with the default."""
 
     name: str
     places: tuple[tuple[str, Reader], ...]

@@ -35,10 +35,7 @@ DAMAGE = (
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """All labels at once, pictures on demand: `pictures(indices)` yields (height, width[, 3]) arrays one by one.
-
-    `class_names` is empty where the files do not name the classes.
-    """
+    """All labels at once, pictures on demand: `pictures(indices)` yields (height, width[, 3]) arrays one by one."""
 
     labels: npt.NDArray[np.int64]
     class_names: tuple[str, ...]

@@ -35,10 +35,8 @@ _TERMS = 2000
 def epsilon(noise: float, *, delta: float = 1e-5, steps: int = 1, rate: float = 1.0) -> float:
     """The epsilon at `delta` of `steps` releases with fresh noise, each of which may depend on the ones before.
 
-    `rate`: each participant is in each release with this probability, decided by a coin toss that nobody sees. Only
-    that draws privacy from chance: batches out of a shuffled data set do not, and there each participant counts as in
-    one release an epoch, so `steps` is the number of epochs and `rate` is 1. With rate 1 the answer is exact, below it
-    an upper bound.
+    `rate`: each participant is in each release with this probability, by a secret coin toss; below 1 the answer is an
+    upper bound. For batches of a shuffled data set `rate` is 1, `steps` the number of epochs, and the answer exact.
     """
     check_number(noise, "noise", "1.0 is common", zero=True)
     check_number(delta, "delta", "take one well below 1 / (number of participants)")
@@ -83,11 +81,7 @@ def rdp_epsilon(orders: NDArray[np.float64], rdp: NDArray[np.float64], delta: fl
 
 
 def _log_moment(noise: float, rate: float, order: float) -> float:
-    """log E[((1 - q) + q exp((2z - 1) / 2σ²))^order] for z ~ N(0, σ²).
-
-    The power is expanded as a binomial series on either side of the point where the two summands are equal: on each
-    side it converges. For whole orders both series end, and their sum is the binomial formula.
-    """
+    """log E[((1 - q) + q exp((2z - 1) / 2σ²))^order], z ~ N(0, σ²): a binomial series either side of equal summands."""
     i = np.arange(_TERMS, dtype=np.float64)
     binomial, sign = gammaln(order + 1) - gammaln(i + 1) - gammaln(order - i + 1), gammasgn(order - i + 1)
     used = np.isfinite(binomial) & (sign != 0)

@@ -31,9 +31,8 @@ class Context:
 class Defense:
     """The identity. Subclasses are frozen dataclasses whose fields are the strengths of the defense.
 
-    Stages, in the order a round meets them: which samples form the batch; the batch itself; the loss; the gradient of
-    each example, (batch, *shape) a parameter; the update that leaves the client; the list of all clients' updates.
-    No stage changes its arguments in place.
+    Stages, in the order a round meets them: which samples form the batch; the batch; the loss; the gradient of each
+    example, (batch, *shape); the update that leaves the client; all clients' updates. Arguments are never changed.
     """
 
     def on_draw(self, dataset: Batch, context: Context, rng: torch.Generator) -> Tensor:
@@ -55,10 +54,7 @@ class Defense:
         return updates
 
     def deterministic(self, observed: Update | None = None) -> Defense:
-        """What an attacker who knows this defense can repeat in its own forward model; random parts are left out.
-
-        `observed` is the update it saw, which may fix what the defense did to it (which entries pruning kept).
-        """
+        """What an attacker can repeat in its forward model, without random parts, having seen the update `observed`."""
         return self
 
     @property

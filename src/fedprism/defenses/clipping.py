@@ -18,10 +18,7 @@ from fedprism.types import Update
 
 @dataclass(frozen=True)
 class Clip(Defense):
-    """Scales an update that is longer than `norm` down to that length; with `always`, every update to that length.
-
-    The length is Euclidean, of all floating-point tensors as one vector. An update of zeros stays as it is.
-    """
+    """Scales an update that is longer than `norm` down to that length; with `always`, every update to that length."""
 
     norm: float
     always: bool = False

@@ -2,11 +2,9 @@
 
 Huang, Song, Li, Arora, "InstaHide: Instance-hiding Schemes for Private Distributed Learning", ICML 2020 (sections 4.1
 and 4.2); coefficients as in Huang, Gupta, Song, Li, Arora, "Evaluating Gradient Inversion Attacks and Defenses in
-Federated Learning", NeurIPS 2021. The encodings are broken in Carlini et al., "Is Private Learning Possible with
-Instance Encoding?", 2021: `solvers.decode_mixtures`.
+Federated Learning", NeurIPS 2021. Broken in Carlini et al., 2021: `solvers.decode_mixtures`.
 
-Differs from the published code in what MixUp differs in. Signs hide something only of inputs that are of either sign:
-of pixels from 0 to 1 the absolute value is the mixture itself.
+Differs from the published code in what MixUp differs in. Signs hide nothing of pixels from 0 to 1.
 """
 
 from __future__ import annotations
@@ -32,9 +30,8 @@ LEAST_PRIVATE_WEIGHT = 0.3
 class InstaHide(MixUp):
     """MixUp with every entry's sign drawn anew.
 
-    All partners are the client's own samples (Intra-InstaHide). With `cross`, public data in the model's input space,
-    only two are, and weigh at least 0.3 together; the other k - 2 are public and their labels play no part, so that
-    labels sum to less than 1 (Inter-InstaHide). Such a defense holds data and is not written into captures.
+    With `cross`, public data in the model's input space, only two partners are the client's own samples, and weigh at
+    least 0.3 together; the public ones' labels play no part (Inter-InstaHide). Captures cannot hold such a defense.
     """
 
     cross: Batch | None = None

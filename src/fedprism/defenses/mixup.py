@@ -4,9 +4,8 @@ Zhang, Cisse, Dauphin, Lopez-Paz, "mixup: Beyond Empirical Risk Minimization", I
 coefficients as a defense by Huang, Gupta, Song, Li, Arora, "Evaluating Gradient Inversion Attacks and Defenses in
 Federated Learning", NeurIPS 2021.
 
-Differs from the published code in: the mixture of a sample starts with that sample and belongs to its index, so that a
-short last batch gets its own mixtures; partners are uniform for each mixture on its own, where the published ones come
-from permutations of the whole data, which cost more with every sample that a client holds.
+Differs from the published code in: the mixture of a sample starts with that sample and belongs to its index; partners
+are uniform for each mixture separately, where the published ones come from permutations of the whole data.
 """
 
 from __future__ import annotations
@@ -99,9 +98,8 @@ def _within(numbers: Tensor, most: int) -> bool:
 class MixUp(Defense):
     """Replaces every sample by an average of itself and k - 1 other ones, and its label by that of their labels.
 
-    The coefficients are Dirichlet(3, 1, ..., 1), the 3 for the sample itself, drawn again until none is above `bound`.
-    Partners are distinct. They come from all that the client holds, where the context has it, else from the batch.
-    Every step mixes anew. In a chain it comes before what else changes batches.
+    The coefficients are Dirichlet(3, 1, ..., 1), drawn again until none is above `bound`. Partners are distinct, out of
+    all that the client holds, if the context has it, else out of the batch. In a chain it comes first.
     """
 
     k: int = 4
@@ -162,8 +160,7 @@ class Chance(NamedTuple):
     def uniform(self, first: int, count: int, rows: Tensor | None = None) -> Tensor:
         """(rows, count) in (0, 1), in double precision: the numbers from `first` on of these rows, of all unless said.
 
-        Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", 2014 (figure 15): its mixing function on
-        the key, the sample and the number. Whole numbers overflow silently, as they are meant to.
+        Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", 2014 (figure 15), of key, sample, number.
         """
         samples = (self.samples if rows is None else self.samples[rows]).unsqueeze(1)
         numbers = torch.arange(first, first + count)

@@ -18,11 +18,7 @@ from fedprism.types import LossFn
 
 @dataclass(frozen=True)
 class MseLoss(Defense):
-    """Trains with the squared error against one-hot labels, whatever loss was agreed on.
-
-    With `softmax` the error is that of the predicted probabilities, otherwise that of the raw outputs; both are means
-    over samples and classes.
-    """
+    """Trains with the squared error against one-hot labels, of the softmax's probabilities or of the raw outputs."""
 
     softmax: bool = True
 

@@ -45,9 +45,8 @@ class _Rounding(Defense):
 class Quantize(_Rounding):
     """Sends `bits` bits an entry: 2^bits - 1 evenly spaced values from minus to plus each tensor's largest magnitude.
 
-    Zero is one of the values. Rounding is to the nearest, ties to even; `stochastic` rounds up or down at random so
-    that the expectation is the entry itself. One bit is the sign (of zero: plus) times the mean magnitude; stochastic,
-    plus or minus the largest magnitude. 32 bits change nothing.
+    Rounding is to the nearest, ties to even; `stochastic` rounds so that the expectation is the entry. One bit is the
+    sign (of zero: plus) times the mean magnitude; stochastic, times the largest. 32 bits change nothing.
     """
 
     bits: int
@@ -85,10 +84,7 @@ class Cast(_Rounding):
 
 
 def _on_grid(tensor: Tensor, steps: int, chance: Tensor | None) -> Tensor:
-    """The nearest of the values k / steps * largest, |k| up to `steps`; with `chance` in [0, 1) a random neighbour.
-
-    In double precision, because single precision cannot tell the steps of more than 24 bits apart.
-    """
+    """The nearest value k / steps * largest, with `chance` a random neighbour; in double precision for over 24 bits."""
     exact = tensor.double()
     largest = exact.abs().amax()
     position = exact / torch.where(largest > 0, largest, 1.0) * steps

@@ -26,9 +26,8 @@ from fedprism.types import Update
 class SecureAggregation(Defense):
     """Only sums are seen, of updates clipped entry by entry to ±`clip` and rounded to steps of 2 `clip` / 2^`bits`.
 
-    Rounding is up or down at random so that the expectation is the entry itself. With `max_weight` a client's update is
-    multiplied by its number of examples / `max_weight` before and divided by it after, as SecAgg+ does for weighted
-    means, which leaves clients with few examples fewer steps. The sum itself is not protected: put noise before this.
+    Rounding is random with the entry as its expectation. With `max_weight` an update is multiplied by its number of
+    examples / `max_weight` before and divided by it after. The sum itself is not protected: put noise before this.
     """
 
     clip: float = 8.0

@@ -1,11 +1,10 @@
 """Soteria: do not send the classifier's gradient for the features that tell most about the input.
 
 Sun, Li, Wang, Chen, Li, Yang, Li, "Soteria: Provable Defense against Privacy Leakage in Federated Learning from
-Representation Perspective", CVPR 2021 (section 4.2). Balunović et al., "Bayesian Framework for Gradient Leakage", ICLR
-2022, show that an attacker who leaves the layer out of the comparison gets past it; so does one who knows the zeros.
+Representation Perspective", CVPR 2021 (section 4.2); broken in Balunović et al., "Bayesian Framework for Gradient
+Leakage", ICLR 2022, and by who knows the zeros.
 
-Differs from the published code in: features of either sign count by their magnitude, and exactly the stated fraction
-is removed also where scores are equal.
+Differs from the published code in: features of either sign count by their magnitude, ties are broken by order.
 """
 
 from __future__ import annotations
@@ -34,9 +33,7 @@ TOGETHER = 32
 class Soteria(Defense):
     """Zeroes the columns of the last dense layer's weight gradient for `ratio` of its inputs, the features.
 
-    Those go whose score, the length of their derivative by the input over their magnitude, summed over the samples, is
-    smallest: there the input has to move furthest for the feature to vanish. All else is sent as it is. The features
-    are those of the client's own data, so a mixture of samples earlier in a chain is not taken into account.
+    Those go whose derivative by the input is shortest over their magnitude, summed over the client's own samples.
     """
 
     ratio: float

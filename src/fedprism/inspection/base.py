@@ -89,8 +89,7 @@ class Layer(NamedTuple):
 def layers(params: Update) -> Iterator[Layer]:
     """The layers of a model, one after the other: of a file that is read lazily, one is in memory at a time.
 
-    Signed whole numbers are taken as they are, because a scale changes no direction. Layers with values that are not
-    finite are left to the check of these. Masks are no layers, and what torch's pruning keeps apart is one layer.
+    Masks, and layers with values that are not finite, are left out; what torch's pruning keeps apart is one layer.
     """
     # A convolution that takes 3 takes the image, and no three classes.
     widths = {tensor.shape[1] for tensor in params.values() if tensor.dim() == 2}

@@ -33,8 +33,7 @@ class _Strict(BaseModel):
 class CentralNoise(_Strict):
     """Central differential privacy as the server is set up for it: noise of multiplier * norm / clients on the mean.
 
-    Or of multiplier * norm / sqrt(clients) on each update, before a plain mean: on the mean it is the same if as many
-    reply.
+    Or of multiplier * norm / sqrt(clients) on each update, before a plain mean.
     """
 
     clipped_by: Literal["server", "client"]

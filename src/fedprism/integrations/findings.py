@@ -1,8 +1,4 @@
-"""What follows from the facts of a recorded run: findings about its protocol, for a report to show.
-
-They lie in `findings.json` beside the capture together with the facts, and are derived from these again when they are
-read.
-"""
+"""Findings about the protocol of a recorded run, derived from its facts; both are in `findings.json` of the capture."""
 
 from __future__ import annotations
 
@@ -188,11 +184,7 @@ def _lengths(rounds: Sequence[RoundFacts], *, clipped_by: str) -> list[tuple[flo
 
 
 def noise_below_configured(rounds: Sequence[RoundFacts]) -> Iterator[Finding]:
-    """The noise is for a mean over as many clients as configured: one client's part of a mean over fewer is larger.
-
-    Noise of multiplier * norm / clients against a largest weight in the mean: the multiplier that counts is
-    multiplier / (clients * weight). Unequal numbers of examples raise the largest weight in the same way.
-    """
+    """The noise is for a mean over as many clients as configured; a larger weight in the mean leaves less privacy."""
     noised = [
         (multiplier, round_, round_.noise)
         for round_ in rounds

@@ -1,8 +1,4 @@
-"""How close a reconstruction comes to its source: functions on two batches of images, one value an image.
-
-All take `(reconstruction, source)`, floating-point tensors (N, C, H, W) with values from 0 to 1 (`mse` and `psnr`: any
-(N, ...)), and return (N,). Nothing is clamped here. This package imports nothing of fedprism.
-"""
+"""How close a reconstruction comes to its source: functions of two batches of images in [0, 1], one value per image."""
 
 from __future__ import annotations
 

@@ -16,10 +16,7 @@ def within_tolerance(reconstruction: Tensor, source: Tensor, tolerance: float) -
 
 
 def same_category(reconstruction: Tensor, source: Tensor) -> Tensor:
-    """(N, categories) and (N, categories) -> (N,) bool: the largest entry of a one-hot block is the right one.
-
-    A block whose largest entries are equal, such as one of zeros, names no category and is wrong.
-    """
+    """(N, categories) twice -> (N,) bool: one entry of the one-hot block is the largest, and it is the right one."""
     _same_shape(reconstruction, source, 2)
     largest, guess = reconstruction.max(1)
     alone = (reconstruction == largest.unsqueeze(1)).sum(1) == 1

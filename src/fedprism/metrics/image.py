@@ -1,8 +1,4 @@
-"""Distances and similarities of pixels: mean squared error, peak signal-to-noise ratio, structural similarity.
-
-Every function takes (reconstruction, source) with values from 0 to 1 and returns one value an image, never pooled over
-the batch: a batch of which one image leaks is not a batch that leaks a little.
-"""
+"""Distances and similarities of pixels: mean squared error, peak signal-to-noise ratio, structural similarity."""
 
 from __future__ import annotations
 

@@ -2,15 +2,8 @@
 
 Zhang et al., "The unreasonable effectiveness of deep features as a perceptual metric", CVPR 2018, version 0.1.
 
-The linear heads come with torchmetrics; the backbone is torchvision's classifier pretrained on ImageNet, taken from the
-first place that has it:
-
-1. a safetensors file with torchvision's tensor names in `weights_dir`, by default the folder `weights` inside the one
-   that the environment variable FEDPRISM_DATA names;
-2. torchvision's own cache of downloads;
-3. torchvision's download, only with allow_download=True (it fills the cache: later calls need no permission).
-
-Values of different backbones do not compare, nor do those of programs that skip the mapping of [0, 1] to [-1, 1].
+The linear heads come with torchmetrics. The backbone, torchvision's, is a safetensors file in `weights_dir` (by default
+`weights` inside FEDPRISM_DATA), torchvision's cached download, or with allow_download=True a new download.
 """
 
 from __future__ import annotations

@@ -37,10 +37,7 @@ def inverting_gradients() -> GradientMatching:
 
 
 def bn_exact() -> GradientMatching:
-    """Inverting gradients, given the private batch's statistics: the guess keeps its own, drawn towards the exact ones.
-
-    This is what the published BN_exact does: its layers stay in train mode, and only the prior sees the statistics.
-    """
+    """Inverting gradients, given the private statistics: the guess keeps its own, drawn towards the exact ones."""
     return replace(_gradattack(), batchnorm=BatchNorm(normalise=Normalise.OWN, pull=Pull.EXACT))
 
 

@@ -12,8 +12,7 @@ from fedprism.naming import EvaluableRepr
 class Starts(EvaluableRepr):
     """How many random starts there are; the answer with the smallest objective is returned.
 
-    race: the share of the iterations that each start gets. The best start gets all that are left, so that the total is
-    that of one run. With 0 every start gets all iterations.
+    race: the fraction of the iterations that each start gets; the best start gets the rest. 0: every start gets all.
     """
 
     restarts: int = 1

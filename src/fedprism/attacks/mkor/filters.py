@@ -34,9 +34,8 @@ Normalization = tuple[tuple[float, ...], tuple[float, ...]]
 class Disguise:
     """How tampered parameters are made to look like others (section 4.4 of the paper).
 
-    gain: taps are drawn between this and its inverse instead of being 1. noise: what would be zero is noise of this
-    standard deviation, relative to that of the layer's honest weights. ratio: the second row of each pair of a dense
-    layer is minus the first, times a number between this and its inverse.
+    gain: taps are drawn between this and its inverse. noise: standard deviation of what would be zero, relative to the
+    layer's honest weights. ratio: a dense layer's second row of a pair is minus the first, times up to its inverse.
     """
 
     gain: float = 0.8
