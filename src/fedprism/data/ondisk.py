@@ -23,7 +23,7 @@ Reader: TypeAlias = Callable[[Path, str], Source | None]
 
 @dataclass(frozen=True)
 class OnDisk:
-    """Where a data set may be in the data folder, best place first, and who reads it; `splits` begin with the default."""
+    """Where a data set may be in the data folder, best first, and who reads it; the first split is the default."""
 
     name: str
     places: tuple[tuple[str, Reader], ...]

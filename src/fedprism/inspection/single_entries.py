@@ -73,7 +73,7 @@ class _Lines(NamedTuple):
         return self.largest[:, 0] > NEGLIGIBLE * self.largest.max()
 
     def gaps(self) -> Tensor:
-        """The widest gap behind each line's few entries, in front of noise: how many times larger the last of them is."""
+        """The widest gap behind each line's few entries, in front of noise: how many times larger the last one is."""
         above, below = self.largest[:, :-1], self.largest[:, 1:]
         return torch.where(below > 0, above / below.clamp(min=1e-38), 0).amax(1)
 

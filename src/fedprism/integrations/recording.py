@@ -150,7 +150,7 @@ def difference(after: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
 
 
 def named(arrays: Mapping[str, torch.Tensor], model: nn.Module | None) -> dict[str, torch.Tensor]:
-    """Non-empty tensors under their state_dict names; lists of arrays, which have only places, are named after a model."""
+    """Non-empty tensors under their state_dict names; lists of arrays, which have only places, get a model's names."""
     tensors = dict(arrays)
     if list(tensors) == [str(place) for place in range(len(tensors))] and model is not None:
         state = model.state_dict()

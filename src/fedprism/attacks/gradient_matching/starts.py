@@ -1,11 +1,28 @@
-"""Small groups of settings of gradient matching; those about batch norm stand in `batchnorm`."""
+"""Where gradient matching starts from, and how often."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
 
 from fedprism.errors import BadInput
 from fedprism.naming import EvaluableRepr
+
+Start: TypeAlias = Callable[[tuple[int, ...], torch.Generator], Tensor]
+
+
+def gaussian_start(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
+    """Standard normal noise."""
+    return torch.randn(shape, generator=rng)
+
+
+def uniform_start(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
+    """Uniform noise in [0, 1)."""
+    return torch.rand(shape, generator=rng)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -32,21 +49,3 @@ class Starts(EvaluableRepr):
     def total(self, iterations: int) -> int:
         """The iterations of all runs together."""
         return iterations if self.heat(iterations) else iterations * self.restarts
-
-
-@dataclass(frozen=True, kw_only=True, repr=False)
-class KnownDefense(EvaluableRepr):
-    """What to do with a defense that is known.
-
-    adaptive: put every part of it that can be repeated into the forward model. Pruning is left out at first and
-    followed from the answer on, for as many iterations again at `follow` times the learning rate: what was not sent
-    counts nothing until it is too large, so that from noise the objective with pruning in it may hardly descend
-    (trained networks with batch norm), and at the full rate the answer may be lost at once.
-    """
-
-    adaptive: bool = True
-    follow: float = 0.3
-
-    def __post_init__(self) -> None:
-        if not 0 < self.follow <= 1:
-            raise BadInput(f"expected follow above 0 and at most 1, found {self.follow}; 0.3 is usual.")
