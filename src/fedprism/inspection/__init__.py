@@ -9,7 +9,7 @@ from torch import nn
 from fedprism import losses
 from fedprism.errors import BadInput
 from fedprism.inspection.aligned_rows import aligned_rows
-from fedprism.inspection.base import Finding, Inspection, Layer, Severity, Suspicious, layers
+from fedprism.inspection.base import Finding, Inspection, Layer, Severity, Suspicious, layers, serious_first
 from fedprism.inspection.behaviour import behaviour
 from fedprism.inspection.biases import extreme_biases
 from fedprism.inspection.jumps import jumps
@@ -52,4 +52,4 @@ def inspect(
         findings += jumps(params, reference)
     if model is not None and batch is not None and all(finding.check != "not-finite" for finding in findings):
         findings += behaviour(params, model, batch, losses.resolve(loss))
-    return Inspection(tuple(sorted(findings, key=lambda finding: finding.severity is not Severity.SERIOUS)))
+    return Inspection(serious_first(findings))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -46,6 +46,10 @@ def serious(check: str, tensor: str, sentence: str, evidence: Mapping[str, float
 
 def note(check: str, tensor: str, sentence: str, evidence: Mapping[str, float]) -> Finding:
     return Finding(check=check, severity=Severity.NOTE, tensor=tensor, sentence=sentence, evidence=evidence)
+
+
+def serious_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    return tuple(sorted(findings, key=lambda finding: finding.severity is not Severity.SERIOUS))
 
 
 @dataclass(frozen=True)
