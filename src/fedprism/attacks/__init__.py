@@ -22,7 +22,7 @@ from fedprism.attacks.dense_inversion import DenseInversion, dense_inversion
 from fedprism.attacks.disaggregation import Disaggregation, disaggregation
 from fedprism.attacks.embedding_inversion.attack import EmbeddingInversion, embedding_inversion
 from fedprism.attacks.encodings import Encodings, instahide_decoding, mixup_decoding
-from fedprism.attacks.gradient_matching.attack import GradientMatching, gaussian_start, uniform_start
+from fedprism.attacks.gradient_matching.attack import GradientMatching
 from fedprism.attacks.gradient_matching.batchnorm import BatchNorm, Normalise, Pull
 from fedprism.attacks.gradient_matching.forward import input_box
 from fedprism.attacks.gradient_matching.labels import Labels
@@ -37,7 +37,7 @@ from fedprism.attacks.gradient_matching.presets import (
     mixing_l2,
     mixing_orthogonal,
 )
-from fedprism.attacks.gradient_matching.settings import KnownDefense, Starts
+from fedprism.attacks.gradient_matching.starts import Starts, gaussian_start, uniform_start
 from fedprism.attacks.imprint import Imprint, imprint
 from fedprism.attacks.mixed_samples import MixedSamples, mixup_at_once
 from fedprism.attacks.mkor.attack import Mkor, mkor, mkor_inconspicuous
@@ -99,7 +99,6 @@ __all__ = [
     "GradientMatching",
     "HoldsClass",
     "Imprint",
-    "KnownDefense",
     "Labels",
     "MixedSamples",
     "Mkor",

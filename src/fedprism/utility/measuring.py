@@ -42,13 +42,10 @@ NOTHING_LEARNED = "no better than always answering with the most frequent class;
 
 @dataclass(frozen=True, kw_only=True)
 class Utility:
-    """What training under a defense came to.
+    """The result of training under a defense.
 
-    accuracies: the share of test inputs that are classified rightly, one network a seed. time_factor: the time of a
-    step over that of a step without defense; None where it was not measured. epsilon, release_epsilon: what DP-SGD
-    guarantees every example at `delta`, over the whole training and for one release; None where there is none, or
-    another defense may undo it (`guarantee`). Batches are shuffled, so epsilon is larger than what is often stated,
-    which holds only for batches drawn by a coin toss an example.
+    accuracies: one per seed. time_factor: of a step, over one without defense. epsilon, release_epsilon: what DP-SGD
+    guarantees every example at `delta`, over the whole training and for one release, if anything (`guarantee`).
     """
 
     defense: Defense
@@ -125,11 +122,9 @@ def measure(
 ) -> Utility:
     """Train under the defense, once for each seed, and report accuracy, time and privacy.
 
-    `model` is a network, of which every seed trains a copy from the same weights, or a function from a seed to a
-    network. Inputs are what the model is fed; `augment` changes each of `train` on its own, anew every epoch. In every
-    step each of `clients` clients sends the gradient of `batch_size` samples. `timed_steps` steps with and without the
-    defense are timed in turns; 0 leaves time_factor out. Nothing that is given is changed. Progress is reported in
-    epochs (`fedprism.progress`).
+    `model` is a network, of which every seed trains a copy, or a function from a seed to a network. `augment` changes
+    `train` anew every epoch. Each of `clients` clients sends the gradient of `batch_size` samples per step.
+    `timed_steps` steps with and without the defense are timed; 0 leaves time_factor out.
     """
     defense = chain(defense) if defense is not None else Chain()
     schedule = Schedule(
@@ -219,10 +214,7 @@ def time_factor(
     device: str | torch.device | None = None,
     steps: int = 21,
 ) -> float:
-    """The median time of a defended training step over that of a step without defense, over so many of each.
-
-    The two trainings take turns, so that whatever else slows the machine down meanwhile meets both.
-    """
+    """The median time of a defended training step over that of a step without defense; the two trainings take turns."""
     if defense == Chain():
         return 1.0
     whole(steps, "steps", 10**6)
