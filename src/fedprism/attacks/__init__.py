@@ -51,7 +51,6 @@ from fedprism.solvers.matching.features import FeatureInversion
 from fedprism.solvers.matching.gradients import LBFGS, Adam
 from fedprism.solvers.matching.priors import Orthogonality, TotalVariation
 from fedprism.solvers.separation.ica import StudentICA
-from fedprism.solvers.separation.published import CocktailObjective, embedding_objective
 from fedprism.solvers.windows import Smoothest, interpolated_midpoint, midpoint, softened_midpoint
 
 ATTACKS: dict[str, Callable[[], Attack]] = {
@@ -87,7 +86,6 @@ __all__ = [
     "BatchNorm",
     "Circumstances",
     "ClassFishing",
-    "CocktailObjective",
     "CocktailParty",
     "DenseInversion",
     "Disaggregation",
@@ -131,7 +129,6 @@ __all__ = [
     "disaggregation",
     "dlg",
     "embedding_inversion",
-    "embedding_objective",
     "gaussian_start",
     "idlg",
     "imprint",

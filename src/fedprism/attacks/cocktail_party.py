@@ -5,7 +5,8 @@ Component Analysis", ICML 2023.
 
 Differs from the paper in: images are separated by their derivatives, embeddings by their zeros (`solvers.unmix`); scale
 and sign come from the bias gradient; and where the layer has more units than the batch has samples and a ReLU behind
-it, the batch comes out exactly, with a certificate (`solvers.exact_batch`). The published objective is one option.
+it, the batch comes out exactly, with a certificate (`solvers.exact_batch`). The published objective is in the
+distribution `fedprism-papers`.
 """
 
 from __future__ import annotations
@@ -40,8 +41,7 @@ from fedprism.solvers.matching.features import (
 )
 from fedprism.solvers.separation.certificate import Downstream, likely_labels
 from fedprism.solvers.separation.exact_batch import ExactBatch, exact_batch
-from fedprism.solvers.separation.ica import StudentICA, Unmixing, unmix
-from fedprism.solvers.separation.published import CocktailObjective
+from fedprism.solvers.separation.ica import Separator, StudentICA, Unmixing, unmix
 from fedprism.types import Ambiguity, Observation, Reconstruction, Round, Update
 
 RUNNING_STATISTICS = (
@@ -56,7 +56,7 @@ VISIBLE = 0.01
 class CocktailParty(UpdateAttack):
     """Blind separation of a dense layer's inputs; behind convolutions, inversion of the features found."""
 
-    objective: StudentICA | CocktailObjective = StudentICA()  # noqa: RUF009 (frozen)
+    objective: Separator = StudentICA()  # noqa: RUF009 (frozen)
     exact: bool = True
     """Go on to the exact stage where it applies; without it labels are the likeliest ones for what was separated."""
     bias_scale: bool = True

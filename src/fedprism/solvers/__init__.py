@@ -49,7 +49,6 @@ from fedprism.solvers.separation.decode import DecodeStatus, Decoding, decode_mi
 from fedprism.solvers.separation.exact_batch import Downstream, ExactBatch, ExactStatus, exact_batch
 from fedprism.solvers.separation.ica import StudentICA, Unmixing, UnmixStatus, unmix
 from fedprism.solvers.separation.mixture import Mixture, reduce_mixture
-from fedprism.solvers.separation.published import CocktailObjective, embedding_objective
 from fedprism.solvers.windows import (
     Lattice,
     Smoothest,
@@ -64,7 +63,6 @@ __all__ = [
     "LBFGS",
     "Adam",
     "BatchMoments",
-    "CocktailObjective",
     "DecodeStatus",
     "Decoding",
     "DenseInversion",
@@ -105,7 +103,6 @@ __all__ = [
     "cosine",
     "decode_mixtures",
     "disaggregate",
-    "embedding_objective",
     "exact_batch",
     "feature_cosine",
     "feature_error",

@@ -41,7 +41,7 @@ from fedprism.errors import BadInput, NotApplicable
 from fedprism.runtime import progress
 from fedprism.runtime.cuda_graphs import Engine
 from fedprism.solvers.matching.differences import TwoLosses
-from fedprism.solvers.matching.distances import Distance, Sent, cosine
+from fedprism.solvers.matching.distances import Distance, Gradients, cosine
 from fedprism.solvers.matching.gradients import LBFGS, Adam, Matching, MatchingSettings, Progress, match_gradients
 from fedprism.solvers.matching.objective import Parts, Prior
 from fedprism.solvers.matching.priors import BatchMoments
@@ -55,7 +55,7 @@ FOLLOWING_RATE = 0.3
 class MatchingTask(NamedTuple):
     """What one update, or several, ask of every run on them."""
 
-    gradients_of: Callable[[Tensor, Tensor | None], Sent]
+    gradients_of: Callable[[Tensor, Tensor | None], Gradients]
     target: tuple[Tensor, ...]
     shape: tuple[int, ...]
     priors: tuple[Prior, ...]
@@ -197,13 +197,11 @@ class GradientMatching(UpdateAttack):
         if pull is not None and prepared.direct:
             network = prepared.model if client is None else client.network
             pull = replace(pull, moments_of=moments_of_last_pass(network, unbiased=self.batchnorm.unbiased))
-        factored = self.distance is cosine and together.samples is None and client is None
-        whole = prepared.factoring(shape) if factored else prepared
         parts = None
         if together.samples is not None:
             parts = Parts(lambda inputs, logits, which: prepared(inputs, labels.of(logits, which)), together.samples)
         return MatchingTask(
-            gradients_of=lambda inputs, logits: whole(inputs, labels.of(logits)),
+            gradients_of=lambda inputs, logits: prepared(inputs, labels.of(logits)),
             target=forward.target,
             shape=shape,
             priors=self.priors if pull is None else (*self.priors, pull),
