@@ -43,6 +43,7 @@ from fedprism.attacks.mixed_samples import MixedSamples, mixup_at_once
 from fedprism.attacks.mkor.attack import Mkor, mkor, mkor_inconspicuous
 from fedprism.attacks.mkor.filters import Disguise
 from fedprism.attacks.mkor.head import Reference
+from fedprism.attacks.patch_inversion import PatchInversion, patch_inversion
 from fedprism.attacks.property_inference import HoldsClass, Negative, PropertyInference, property_inference
 from fedprism.runtime.cuda_graphs import Engine
 from fedprism.runtime.executors import Processes, RayCluster, Serial
@@ -56,6 +57,7 @@ from fedprism.solvers.windows import Smoothest, interpolated_midpoint, midpoint,
 ATTACKS: dict[str, Callable[[], Attack]] = {
     "dense-inversion": dense_inversion,
     "embedding-inversion": embedding_inversion,
+    "patch-inversion": patch_inversion,
     "gradient-matching": GradientMatching,
     "dlg": dlg,
     "idlg": idlg,
@@ -105,6 +107,7 @@ __all__ = [
     "Orthogonality",
     "OtherClients",
     "OthersStatus",
+    "PatchInversion",
     "Processes",
     "PropertyInference",
     "Pull",
@@ -145,6 +148,7 @@ __all__ = [
     "mixup_decoding",
     "mkor",
     "mkor_inconspicuous",
+    "patch_inversion",
     "property_inference",
     "softened_midpoint",
     "split_updates",

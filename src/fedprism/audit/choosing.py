@@ -15,6 +15,7 @@ from fedprism.errors import FedprismError
 from fedprism.network.batchnorm import batchnorm_layers
 from fedprism.network.lookups import coded_pass
 from fedprism.network.network_map import network_map
+from fedprism.network.patches import patch_layer
 from fedprism.threats import THREATS, ThreatModel
 from fedprism.types import Knowledge, Observation, Round
 
@@ -138,6 +139,7 @@ def _why_not(probe: Observation, plan: Plan, *, tampering: bool) -> dict[str, st
     circumstances = Circumstances(
         dense_layer_first=_dense_first(probe),
         looks_up=_looks_up(probe),
+        patches_with_positions=_patches_with_positions(probe),
         batchnorm_between=_normalises(probe),
         tampers=tampering,
         mixes=any(entry.name in MIXING for chain in plan.grid.defenses for entry in chain),
@@ -193,6 +195,15 @@ def _looks_up(probe: Observation) -> bool:
         return bool(coded_pass(probe).lookups)
     except FedprismError:
         return False
+
+
+def _patches_with_positions(probe: Observation) -> bool:
+    """Whether the input is cut into patches whose gradients a position parameter gives away."""
+    try:
+        layer = patch_layer(probe)
+    except FedprismError:
+        return False
+    return layer is not None and layer.position is not None
 
 
 def probe_of(materials: Materials) -> Observation:

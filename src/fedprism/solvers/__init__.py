@@ -14,6 +14,7 @@ from fedprism.solvers.closed_form.dense import (
     solve_output_layer,
 )
 from fedprism.solvers.closed_form.labels import LabelRecovery, LabelStatus, label_counts, sole_label, unique_labels
+from fedprism.solvers.closed_form.patches import PatchInversion, PatchStatus, invert_patches
 from fedprism.solvers.denoising import nonlocal_means
 from fedprism.solvers.matching.differences import TwoLosses
 from fedprism.solvers.matching.distances import cosine, squared_error
@@ -87,6 +88,8 @@ __all__ = [
     "OutputLayerSolution",
     "Participation",
     "ParticipationStatus",
+    "PatchInversion",
+    "PatchStatus",
     "Repeated",
     "Smoothest",
     "Stepping",
@@ -111,6 +114,7 @@ __all__ = [
     "interpolated_midpoint",
     "invert_dense",
     "invert_features",
+    "invert_patches",
     "invert_single",
     "label_counts",
     "match_gradients",
