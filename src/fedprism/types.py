@@ -207,7 +207,7 @@ class Reconstruction:
 class Record:
     """One line of a result: what was run, with what knowledge, and what came out. Holds no clock, host or path."""
 
-    kind: Literal["attack", "utility"]
+    kind: Literal["attack", "utility", "ceiling"]
     cell: Mapping[str, Any]
     knowledge_used: tuple[str, ...] = ()
     scores: Mapping[str, Any] | None = None
@@ -215,6 +215,8 @@ class Record:
     time_factor: float | None = None
     epsilon: float | None = None
     residual: float | None = None
+    ceiling: Mapping[str, Any] | None = None
+    """What no attacker can exceed, as `evaluation.ceiling.Ceiling` says it; None where it is unknown."""
     status: str = ""
     seed: int = 0
     versions: Mapping[str, str] = field(default_factory=dict)

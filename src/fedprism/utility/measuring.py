@@ -26,6 +26,8 @@ from fedprism.utility.training import Augmentation, Factory, Run, Schedule, fit
 
 CONFIDENCE = 0.95
 """Of the interval for the mean accuracy."""
+FEWEST_SEEDS = 5
+"""Seeds from which an interval is stated: Student's factor is 12.7 for two seeds, 4.3 for three and 2.8 for five."""
 WARM_UP = 3
 """Steps of each training that are not timed: the first ones allocate memory and choose algorithms."""
 TESTED_TOGETHER = 512
@@ -65,9 +67,8 @@ class Utility:
 
     @property
     def interval(self) -> Interval | None:
-        """Where the mean of ever more seeds would lie, at 95 % (Student's t); a single seed does not tell."""
-        interval = t_interval(self.accuracies)
-        return None if interval is None else Interval(max(0.0, interval.low), min(1.0, interval.high))
+        """Where the mean of ever more seeds would lie, at 95% (Student's t); None for fewer than five seeds."""
+        return seed_interval(self.accuracies, Interval(0.0, 1.0))
 
     def record(self, cell: Mapping[str, object] | None = None) -> Record:
         """The line of a result; `cell` says what else was trained: network, data, settings."""
@@ -258,6 +259,12 @@ def t_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Inter
     )
     mean = statistics.fmean(values)
     return Interval(mean - margin, mean + margin)
+
+
+def seed_interval(values: Sequence[float], possible: Interval) -> Interval | None:
+    """Student's interval inside the range that is possible; None for too few seeds, whose values say more."""
+    interval = t_interval(values) if len(values) >= FEWEST_SEEDS and all(map(math.isfinite, values)) else None
+    return interval and Interval(max(possible.low, interval.low), min(possible.high, interval.high))
 
 
 def _check(model: nn.Module, train: Batch, test: Batch) -> None:
