@@ -22,8 +22,9 @@ from fedprism.attacks.certificate import rounding_error, unexplained
 from fedprism.attacks.gradient_matching.forward import FORWARD_USES, input_box
 from fedprism.client.observed import direction
 from fedprism.errors import NotApplicable
-from fedprism.network.operations import Kind, Operation, operations_of
+from fedprism.network.operations import Operation, operations_of
 from fedprism.network.patches import PatchLayer, patch_layer
+from fedprism.network.torch_calls import Kind
 from fedprism.solvers.closed_form.patches import PatchInversion as Solved
 from fedprism.solvers.closed_form.patches import PatchStatus, invert_patches
 from fedprism.types import Observation, Reconstruction, Update
@@ -69,7 +70,7 @@ class PatchInversion(UpdateAttack):
         assert at_patches is not None
         level, spread = _expected(observation, layer)
         solved = invert_patches(layer.rows(gradient), at_patches, layer.fed(level), spread)
-        shape = observation.knowledge.input_shape or ()
+        shape = observation.knowledge.sample_shape
         inputs = layer.inputs(solved.patches, level).view(-1, *shape).to(gradient[layer.weight].dtype)
         box = input_box(observation)
         if box is not None and solved.status is PatchStatus.RESIDUAL:
@@ -122,7 +123,7 @@ def _layer(observation: Observation, gradient: Update) -> PatchLayer:
 
 def _expected(observation: Observation, layer: PatchLayer) -> tuple[Tensor, float]:
     """What inputs are like before the update is read: a flat input, and the spread of what the layer is fed."""
-    shape = observation.knowledge.input_shape or ()
+    shape = observation.knowledge.sample_shape
     level, reach = torch.zeros(shape, dtype=torch.float64), UNIFORM
     box = input_box(observation)
     if box is not None:
@@ -164,7 +165,7 @@ def _output_layer(observation: Observation, inputs: Tensor) -> tuple[Operation |
 def _status(observation: Observation, solved: Solved, residual: float | None) -> str:
     """How far the answer can be trusted, by what was computed again."""
     if solved.status is PatchStatus.EMPTY:
-        shape = observation.knowledge.input_shape or ()
+        shape = observation.knowledge.sample_shape
         like = next(iter(observation.round.params.values()))
         last, _ = _output_layer(observation, like.new_zeros(1, *shape))
         silent = last is not None and not bool(observation.round.params[last.weight].any())

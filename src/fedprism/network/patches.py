@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from fedprism.errors import NotApplicable
-from fedprism.network.operations import Kind, Operation, operations_of
+from fedprism.network.operations import Operation, operations_of
+from fedprism.network.torch_calls import Kind
 from fedprism.types import Observation, Update
 
 DIGIT_ERROR = 0.1
@@ -66,8 +67,9 @@ class PatchLayer(NamedTuple):
 
 def patch_layer(observation: Observation) -> PatchLayer | None:
     """The patch layer of a network and its position parameter; None if the input feeds no such layer."""
-    shape, model, round = observation.knowledge.input_shape, observation.model, observation.rounds[0]
-    if shape is None or model is None:
+    knowledge, model, round = observation.knowledge, observation.model, observation.rounds[0]
+    shape = knowledge.sample_shape
+    if knowledge.input_shape is None or model is None:
         raise NotApplicable("expected the model and its input_shape to look for patches; grant both.")
     tensors = {**round.params, **(round.buffers_before or {})}
     numbered = _numbered_inputs(math.prod(shape)).to(next(iter(round.params.values()))).view(-1, *shape)
@@ -198,7 +200,7 @@ def _places(
     assert model is not None
     silent = {name: torch.zeros_like(tensors[name]) for name in (first.weight, first.bias) if name is not None}
     numbers = torch.arange(parameter.numel(), device=parameter.device).view(parameter.shape).to(parameter)
-    blank = parameter.new_zeros(1, *(observation.knowledge.input_shape or ()))
+    blank = parameter.new_zeros(1, *observation.knowledge.sample_shape)
     operations, _ = operations_of(model, {**tensors, **silent, added.weight: numbers}, blank)
     returned = next(operation.outputs for operation in operations if operation.number == added.number)
     places = returned[0].flatten()[tokens].double()
