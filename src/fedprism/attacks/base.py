@@ -36,6 +36,8 @@ class Circumstances:
     """Whether entries of the input are looked up in tables."""
     patches_with_positions: bool
     """Whether the input feeds a layer of patches to which a position parameter is added."""
+    few_places: bool
+    """Whether the input feeds a layer at fewer places than it has units."""
     batchnorm_between: bool
     """Whether batch norm stands between an update and what is fed to the model."""
     tampers: bool
