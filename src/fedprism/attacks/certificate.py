@@ -84,7 +84,7 @@ def explaining_labels(observation: Observation, inputs: Tensor) -> Tensor | None
     outputs = features @ weight.T
     if last.bias is not None:
         outputs = outputs + round.params[last.bias].double()
-    if last.bias in round.update:
+    if last.bias is not None and last.bias in round.update:
         features = torch.cat([features, torch.ones_like(features[:, :1])], dim=1)
         gradient = torch.cat([gradient, direction(round)[last.bias].double().unsqueeze(1)], dim=1)
     signals = least_squares(features.T, gradient.T)
