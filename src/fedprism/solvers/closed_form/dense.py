@@ -115,9 +115,9 @@ def solve_output_layer(
 ) -> OutputLayerSolution:
     """The inputs of the last dense layer under softmax cross-entropy, one for each class present.
 
-    Solves s [gW | gb] = Rᵀ[Z | 1] with R = counts (softmax(Z Wᵀ + b) - one-hot) / batch size for Z, by turns: given R,
     Solves s [gW | gb] = Rᵀ[Z | 1], R = counts (softmax(Z Wᵀ + b) - one-hot) / batch size, for Z, by turns: given R,
-    what makes the last column of [Z | 1] one. counts (classes,): how often each class occurs.
+    Z is a least-squares solution in the row space of [gW | gb]; given Z, R follows. The scale s need not be known: it
+    is what makes the last column of [Z | 1] one. counts (classes,): how often each class occurs.
     """
     gradient = torch.cat([weight_grad, bias_grad.unsqueeze(1)], dim=1).double()
     affine = torch.cat([weight, bias.unsqueeze(1)], dim=1).double()

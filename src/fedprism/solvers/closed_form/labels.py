@@ -119,6 +119,39 @@ def likeliest_scale(class_grad: Tensor, batch_size: int, probabilities: Tensor) 
     return float((score.softmax(0) * scales).sum())
 
 
+class SampleUnit(NamedTuple):
+    size: float
+    """What one sample adds, in the unit of the gaps."""
+    hidden: int
+    """Samples that no gap tells of: the same number in every class, or those of one class."""
+    misfit: float
+    """The largest distance of a gap from a whole number of samples."""
+
+
+def sample_unit(gaps: Tensor, batch_size: int, *, step: int, error: float) -> SampleUnit | None:
+    """What one sample adds to gaps (n,), each of which is a whole number of samples; None where all are zero.
+
+    All together they are the batch less a multiple of `step` samples, which leave no trace. Of the sizes that make
+    whole numbers of the gaps, with this standard error in samples, the one with the likeliest counts is chosen.
+    """
+    gaps = gaps.detach().double().cpu()
+    total = float(gaps.sum())
+    if not total > 0:
+        return None
+    best, best_score = None, -math.inf
+    for hidden in range(0, batch_size, step):
+        size = total / (batch_size - hidden)
+        multiples = gaps / size
+        whole = multiples.round().clamp(min=0)
+        misfits = (multiples - whole).abs()
+        # Of the multinomial probability of counts what depends on them; a hidden part is in each class, or in one.
+        classes = torch.cat([whole, whole.new_full((1,), float(hidden))]) if step == 1 else whole + hidden // step
+        score = -float((misfits / error).square().sum() / 2 + torch.lgamma(classes + 1).sum())
+        if score > best_score:
+            best, best_score = SampleUnit(size, hidden, float(misfits.max())), score
+    return best
+
+
 def _log_chance(counts: Tensor, concentration: Tensor) -> Tensor:
     """The logarithm of the Dirichlet-multinomial probability of counts (n, classes)."""
     total, pseudo = counts.sum(1), concentration.sum()
