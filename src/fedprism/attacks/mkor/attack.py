@@ -291,7 +291,7 @@ def _read(observation: Observation, round: Round, stack: Stack, layout: Layout, 
     compared = head.dump is None and head.gate is not Gate.NESTED and reading.status is not ReadingStatus.WITHIN_RANGE
     if compared and ranged and unlike_pixels(_on_lattice(reading.features, layout, stack)):
         return reading.without_reference(stack.classes)
-    return reading
+    return reading._replace(unique=scale is None or scale.unique)
 
 
 def _exact(stack: Stack) -> bool:
@@ -332,6 +332,8 @@ def _status(reading: Reading, decoded: Decoded | None, blended: int, exact: bool
     parts = [str(reading.status)]
     if blended:
         parts.append(f"{blended} of {len(reading.classes)} answers blend several samples")
+    if not reading.unique:
+        parts.append("other counts of samples fit as well")
     if not exact:
         parts.append("dropout or sigmoids weigh samples unequally, so that counts are estimates")
     if decoded is not None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedprism.attacks.mkor.head import Gate, Head
-from fedprism.solvers.closed_form.labels import sample_unit
+from fedprism.solvers.closed_form.labels import MOST_OFF, sample_unit
 
 HALF_SAMPLE = 0.5
 """In samples: a class with a larger count is in the batch, as counts are whole numbers but for noise."""
@@ -23,8 +23,6 @@ TELLING = 0.3
 """In samples: how far from a whole number a count may be before it is not believed."""
 WHOLE = 0.02
 """In samples: how far from a whole number rounding usually leaves a count."""
-MOST_OFF = 0.05
-"""In samples: how far it leaves a count at most, in half precision too."""
 EVEN = 0.02
 """Biases below this share of the weights' spread are zero but for a disguise: classes are there equally often."""
 MOST_OUTSIDE = 0.05
@@ -65,6 +63,8 @@ class Reading(NamedTuple):
     noise: float
     """Spread of the counts of classes that are not in the batch, in samples; 0 where too few are absent to tell."""
     status: ReadingStatus
+    unique: bool = True
+    """Whether no other counts fit as well."""
 
     def without_reference(self, classes: int) -> Reading:
         """No answers, where what was read shows that no class was absent."""
@@ -124,6 +124,8 @@ class Scale(NamedTuple):
     """What an update has to be multiplied by to be the gradient of the mean loss of a batch."""
     whole: bool
     """Whether all counts of samples are then whole numbers to rounding error."""
+    unique: bool = True
+    """Whether no other scale makes whole numbers of them."""
 
 
 def batch_scale(
@@ -147,8 +149,11 @@ def batch_scale(
     if not exact:
         total = float(gaps.sum())
         return Scale(1 / total, True) if total > 0 else None
-    unit = sample_unit(gaps.flatten(), batch, step=step, error=math.hypot(WHOLE, noise))
-    return None if unit is None else Scale(1 / (unit.size * batch), unit.misfit < max(MOST_OFF, 3 * noise))
+    lacking = torch.full((gaps.numel(),), head.dump is None)
+    unit = sample_unit(gaps.flatten(), batch, step=step, lacking=lacking, error=math.hypot(WHOLE, noise))
+    if unit is None:
+        return None
+    return Scale(1 / (unit.size * batch), unit.misfit < max(MOST_OFF, 3 * noise), unit.unique)
 
 
 def _bands(head: Head, values: Tensor) -> Tensor:

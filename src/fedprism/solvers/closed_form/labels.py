@@ -36,6 +36,10 @@ LABEL_SPREADS = (1.0, 30.0, 1e5)
 """Dirichlet concentrations of the labels that are held possible, from a few classes to all classes alike."""
 
 
+MOST_OFF = 0.05
+"""In samples: how far from a whole number rounding leaves a count at most, in half precision too."""
+
+
 class LabelStatus(StrEnum):
     TRUSTED = "the labels follow from the signs and sizes of the gradient"
     ESTIMATED = "the labels are counted with estimates of the mean prediction and the scale; single counts may be off"
@@ -122,34 +126,35 @@ def likeliest_scale(class_grad: Tensor, batch_size: int, probabilities: Tensor) 
 class SampleUnit(NamedTuple):
     size: float
     """What one sample adds, in the unit of the gaps."""
-    hidden: int
-    """Samples that no gap tells of: the same number in every class, or those of one class."""
     misfit: float
     """The largest distance of a gap from a whole number of samples."""
+    unique: bool
+    """Whether no other size makes whole numbers of the gaps."""
 
 
-def sample_unit(gaps: Tensor, batch_size: int, *, step: int, error: float) -> SampleUnit | None:
+def sample_unit(gaps: Tensor, batch_size: int, *, step: int, lacking: Tensor, error: float) -> SampleUnit | None:
     """What one sample adds to gaps (n,), each of which is a whole number of samples; None where all are zero.
 
-    All together they are the batch less a multiple of `step` samples, which leave no trace. Of the sizes that make
-    whole numbers of the gaps, with this standard error in samples, the one with the likeliest counts is chosen.
+    All together they are the batch less a multiple of `step` samples: as many are missing from every gap that is
+    `lacking` (n,), or have a class without a gap where none is. Of the sizes that make whole numbers of the gaps, with
+    this standard error in samples, the one with the likeliest counts is chosen.
     """
-    gaps = gaps.detach().double().cpu()
+    gaps, lacking = gaps.detach().double().cpu(), lacking.cpu()
     total = float(gaps.sum())
     if not total > 0:
         return None
-    best, best_score = None, -math.inf
+    units, scores = [], []
     for hidden in range(0, batch_size, step):
-        size = total / (batch_size - hidden)
-        multiples = gaps / size
+        multiples = gaps * ((batch_size - hidden) / total)
         whole = multiples.round().clamp(min=0)
         misfits = (multiples - whole).abs()
-        # Of the multinomial probability of counts what depends on them; a hidden part is in each class, or in one.
-        classes = torch.cat([whole, whole.new_full((1,), float(hidden))]) if step == 1 else whole + hidden // step
-        score = -float((misfits / error).square().sum() / 2 + torch.lgamma(classes + 1).sum())
-        if score > best_score:
-            best, best_score = SampleUnit(size, hidden, float(misfits.max())), score
-    return best
+        counts = whole + lacking * (hidden // step)
+        # Of the multinomial probability what depends on the counts.
+        ways = -torch.lgamma(counts + 1).sum() - (0 if bool(lacking.any()) else math.lgamma(hidden + 1))
+        scores.append(float(ways - (misfits / error).square().sum() / 2))
+        units.append(SampleUnit(total / (batch_size - hidden), float(misfits.max()), True))
+    best = units[max(range(len(units)), key=scores.__getitem__)]
+    return best._replace(unique=sum(unit.misfit <= max(best.misfit, MOST_OFF) for unit in units) == 1)
 
 
 def _log_chance(counts: Tensor, concentration: Tensor) -> Tensor:
