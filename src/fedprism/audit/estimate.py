@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from fedprism.attacks import Attack, Then
-from fedprism.audit.grid import Cell, Grid, UtilityCell
+from fedprism.audit.grid import AttackCell, CaptureCell, Cell, Grid, UtilityCell
 from fedprism.audit.materials import Setup
 from fedprism.audit.trials import trial_of
 from fedprism.experiments import run_trial
@@ -143,6 +143,8 @@ def _seconds(setup: Setup, device: str | None, cell: Cell) -> float:
         wanted = setup.plan.utility
         assert wanted is not None
         times, whole, few, more = len(wanted.seeds), wanted.epochs, 1, 2
+    elif not isinstance(cell, AttackCell | CaptureCell):
+        return run_trial(trial_of(setup, cell), device=device).seconds
     else:
         times, whole, few, more = 1, _iterations(cell.attack.method), FEW, MORE
         if whole <= MORE:
@@ -152,7 +154,7 @@ def _seconds(setup: Setup, device: str | None, cell: Cell) -> float:
     return times * (short + (whole - few) / (more - few) * max(0.0, long - short))
 
 
-def _shortened(setup: Setup, cell: Cell, number: int) -> Runnable:
+def _shortened(setup: Setup, cell: AttackCell | CaptureCell | UtilityCell, number: int) -> Runnable:
     """The cell with so many iterations of its attack, or epochs of one training."""
     trial = trial_of(setup, cell)
     if not isinstance(cell, UtilityCell):

@@ -273,7 +273,7 @@ def _figure(figure: Figure | None) -> str:
 
 
 def _ceiling(row: Summary) -> str:
-    if row.ceiling is None:
+    if row.ceiling is None or not row.ceiling.known:
         return "" if row.cell["kind"] == "utility" else "unknown"
     return number(row.ceiling.metric, row.ceiling.value)
 

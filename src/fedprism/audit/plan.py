@@ -215,6 +215,7 @@ class ScoresPart(Strict):
     tolerance: Annotated[float, Field(ge=0, le=1)] = Field(
         default=0.05, description="by how much of its range a number of a table may be off"
     )
+    ceiling: bool = Field(default=True, description="whether to bound what any attacker could recover")
     pictures: Annotated[int, Field(ge=0, le=1000)] | None = Field(
         default=None, description="how many samples a cell keeps with their reconstructions; 0 keeps none"
     )

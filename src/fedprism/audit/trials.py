@@ -13,20 +13,24 @@ from torch import Tensor
 
 from fedprism import utility
 from fedprism.audit.entries import made_chain
-from fedprism.audit.grid import AttackCell, CaptureCell, Cell, UtilityCell
+from fedprism.audit.grid import AttackCell, CaptureCell, CeilingCell, Cell, UtilityCell
 from fedprism.audit.materials import Materials, Setup
 from fedprism.defenses import EqualLabels
 from fedprism.errors import BadInput
 from fedprism.evaluation.baselines import MOST_AVERAGED, guesses
+from fedprism.evaluation.ceiling import ceiling
 from fedprism.experiments import Outcome, Scoring, Setting, Trial
 from fedprism.experiments.execution import Runnable
+from fedprism.files import json_text
 from fedprism.pixels import to_inputs
 from fedprism.randomness import generator
 from fedprism.simulation.federation import simulate
 from fedprism.simulation.scenario import Scenario
 from fedprism.truth import load_truth
-from fedprism.types import Batch
+from fedprism.types import Batch, Record
 
+CEILING_KEPT = ("metric", "values", "confidence", "pairs", "prior", "linearised", "from_epsilon", "status")
+"""What a record holds of a ceiling: not the pictures behind it."""
 PICTURES = 8
 """Samples a cell keeps with what came back, unless the plan says otherwise."""
 
@@ -35,6 +39,8 @@ def trial_of(setup: Setup, cell: Cell) -> Runnable:
     """What runs a cell."""
     if isinstance(cell, UtilityCell):
         return Training(setup=setup, cell=cell)
+    if type(cell) is CeilingCell:
+        return Bounding(setup=setup, cell=cell)
     setting = partial(_simulated, setup, cell) if isinstance(cell, AttackCell) else partial(_captured, setup, cell)
     return Trial(
         key=cell.key,
@@ -59,13 +65,13 @@ def _scoring(setup: Setup, *, captured: bool) -> Scoring:
     )
 
 
-def _simulated(setup: Setup, cell: AttackCell, device: str | None) -> Setting:
+def _scenario(setup: Setup, cell: CeilingCell) -> tuple[Scenario, Tensor]:
+    """What is simulated, and the numbers of samples that nobody in it holds."""
     plan, materials = setup.plan, setup.materials()
     assert plan.data is not None
     assert plan.model is not None
-    assert materials.samples is not None
     clients, public, others = _draw(materials, cell, plan.data.public)
-    scenario = Scenario(
+    return Scenario(
         model=materials.network(cell.seed),
         clients=clients,
         protocol=cell.protocol.method,
@@ -81,7 +87,13 @@ def _simulated(setup: Setup, cell: AttackCell, device: str | None) -> Setting:
         frozen=plan.federation.frozen,
         window=plan.federation.window,
         fraction=plan.federation.fraction,
-    )
+    ), others
+
+
+def _simulated(setup: Setup, cell: AttackCell, device: str | None) -> Setting:
+    materials = setup.materials()
+    assert materials.samples is not None
+    scenario, others = _scenario(setup, cell)
     attack, threat = cell.attack.method, cell.threat.method
     server: Any = attack if threat.tampers and hasattr(attack, "tamper") else None
     observation, truth = simulate(scenario, threat, seed=cell.seed, server=server, device=device)
@@ -101,7 +113,7 @@ def _captured(setup: Setup, cell: CaptureCell, device: str | None) -> Setting:
     return Setting(observation=setup.observation(captures.folders[cell.number - 1]), truth=truth)
 
 
-def _draw(materials: Materials, cell: AttackCell, public: int) -> tuple[tuple[Batch, ...], Batch | None, Tensor]:
+def _draw(materials: Materials, cell: CeilingCell, public: int) -> tuple[tuple[Batch, ...], Batch | None, Tensor]:
     """Who holds what, public samples, and the numbers of samples that nobody holds.
 
     The same for every defense, threat model and attack of a seed, so that they compare.
@@ -140,11 +152,11 @@ def _one_class_each(order: Tensor, labels: Tensor, clients: int, size: int) -> T
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
-    """A utility cell: what a defense costs."""
+class _OfCell:
+    """What runs a cell without an attack."""
 
     setup: Setup
-    cell: UtilityCell
+    cell: Cell
 
     @property
     def key(self) -> str:
@@ -153,6 +165,34 @@ class Training:
     @property
     def description(self) -> Mapping[str, Any]:
         return self.cell.description
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounding(_OfCell):
+    """A ceiling cell: what no attacker can exceed."""
+
+    cell: CeilingCell
+
+    def run(self, device: str | None) -> Outcome:
+        scenario, _ = _scenario(self.setup, self.cell)
+        bound = ceiling(scenario, self.cell.threat.method, seed=self.cell.seed)
+        kept = {field: getattr(bound, field) for field in CEILING_KEPT}
+        record = Record(
+            kind="ceiling",
+            cell=self.description,
+            ceiling=kept,
+            status=bound.status,
+            seed=self.cell.seed,
+            versions=json_text.versions(),
+        )
+        return Outcome(key=self.key, description=self.description, state="done", record=record)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(_OfCell):
+    """A utility cell: what a defense costs."""
+
+    cell: UtilityCell
 
     def run(self, device: str | None) -> Outcome:
         plan, materials = self.setup.plan, self.setup.materials()
