@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -28,9 +28,12 @@ from fedprism.simulation.federation import simulate
 from fedprism.simulation.scenario import Scenario
 from fedprism.truth import load_truth
 from fedprism.types import Batch, Record
+from fedprism.utility import Utility
 
 CEILING_KEPT = ("metric", "values", "confidence", "pairs", "prior", "linearised", "from_epsilon", "status")
 """What a record holds of a ceiling: not the pictures behind it."""
+RATES = (0.05, 0.01, 0.2)
+"""Learning rates that a search tries; of equally good ones the first is taken."""
 PICTURES = 8
 """Samples a cell keeps with what came back, unless the plan says otherwise."""
 
@@ -39,7 +42,7 @@ def trial_of(setup: Setup, cell: Cell) -> Runnable:
     """What runs a cell."""
     if isinstance(cell, UtilityCell):
         return Training(setup=setup, cell=cell)
-    if type(cell) is CeilingCell:
+    if not isinstance(cell, AttackCell | CaptureCell):
         return Bounding(setup=setup, cell=cell)
     setting = partial(_simulated, setup, cell) if isinstance(cell, AttackCell) else partial(_captured, setup, cell)
     return Trial(
@@ -201,22 +204,34 @@ class Training(_OfCell):
         assert materials.samples is not None
         order = torch.randperm(len(materials.samples), generator=generator(0, "held back"))
         held_back = max(1, round(wanted.test * len(order)))
-        measured = utility.measure(
-            materials.new_network,
-            materials.batch(order[held_back:]),
-            materials.batch(order[:held_back]),
-            made_chain(self.cell.defense),
-            epochs=wanted.epochs,
-            batch_size=wanted.batch_size,
-            clients=wanted.clients,
-            lr=wanted.lr,
-            seeds=wanted.seeds,
-            device=device,
-            loss=self.cell.loss,
-            delta=wanted.delta,
-            timed_steps=wanted.timed_steps,
-        )
-        record = measured.record(self.cell.description)
+        train, test = order[held_back:], order[:held_back]
+
+        def trained(on: Tensor, scored_on: Tensor, lr: float, seeds: Sequence[int], timed_steps: int) -> Utility:
+            return utility.measure(
+                materials.new_network,
+                materials.batch(on),
+                materials.batch(scored_on),
+                made_chain(self.cell.defense),
+                epochs=wanted.epochs,
+                batch_size=wanted.batch_size,
+                clients=wanted.clients,
+                lr=lr,
+                seeds=seeds,
+                device=device,
+                loss=self.cell.loss,
+                delta=wanted.delta,
+                timed_steps=timed_steps,
+            )
+
+        if wanted.lr == "search":  # on training data that is held back once more: the test data choose nothing
+            tuning = max(1, round(wanted.test * len(train)))
+            fit, held = train[tuning:], train[:tuning]
+            lr = max(RATES, key=lambda rate: trained(fit, held, rate, wanted.seeds[:1], 0).accuracy)
+        else:
+            lr = wanted.lr
+        measured = trained(train, test, lr, wanted.seeds, wanted.timed_steps)
+        status = "; ".join(filter(None, [measured.status, f"lr {lr:g}" if wanted.lr == "search" else ""]))
+        record = dataclasses.replace(measured.record(self.cell.description), status=status)
         return Outcome(
             key=self.key,
             description=self.description,

@@ -24,9 +24,9 @@ from fedprism.evaluation.severity import (
     worst,
 )
 
-PROTECTED_BELOW = {"psnr": 15.0, "columns": RECOGNISABLE_COLUMNS}
-"""Ceilings below these count as protection. Decibels: an error of 18 % of the range in every pixel, about what the mean
-of all images scores. Columns: what is called a recognisable row."""
+PROTECTED_BELOW = {"psnr": 16.0, "columns": RECOGNISABLE_COLUMNS}
+"""Ceilings below these count as protection. Decibels: of 60 embedded photographs (32 px), blurred until their SSIM is
+that of a recognisable one, 19 of 20 have more. Columns: what is called a recognisable row."""
 
 
 class Verdict(StrEnum):
