@@ -127,7 +127,7 @@ class _Ceiling(_Strict):
     confidence: Annotated[float, Field(gt=0, lt=1)]
     pairs: Count
     prior: str
-    linearised: Number | None
+    linearised: list[Number] | None
     from_epsilon: Number | None
     status: str
 
