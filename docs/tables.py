@@ -22,7 +22,15 @@ from fedprism.attacks.class_fishing import FishingStatus
 from fedprism.attacks.imprint import ImprintStatus
 from fedprism.attacks.mkor.reading import ReadingStatus
 from fedprism.defenses import DEFENSES, Defense
-from fedprism.solvers import DecodeStatus, DenseStatus, ExactStatus, MatchingStatus, UnmixStatus, UserStatus
+from fedprism.solvers import (
+    DecodeStatus,
+    DenseStatus,
+    ExactStatus,
+    MatchingStatus,
+    PatchStatus,
+    UnmixStatus,
+    UserStatus,
+)
 from fedprism.solvers.properties import PropertyStatus
 from fedprism.solvers.windows import WindowStatus
 from fedprism.threats import THREATS
@@ -43,6 +51,7 @@ CHAIN = "a chain of convolutions, ReLUs or sigmoids and pools, then dense layers
 
 WORKS_ON = {
     "dense-inversion": DENSE_FIRST,
+    "patch-inversion": "patches that do not overlap, with a position parameter (Vision Transformers); one sample",
     "gradient-matching": ANY_NETWORK,
     "dlg": ANY_NETWORK,
     "idlg": ANY_NETWORK,
@@ -72,6 +81,7 @@ MATCHING = (MatchingStatus,)
 SAYS: dict[str, tuple[type[StrEnum], ...]] = {
     **dict.fromkeys(WORKS_ON, MATCHING),
     "dense-inversion": (DenseStatus,),
+    "patch-inversion": (PatchStatus,),
     "cocktail-party": (ExactStatus, UnmixStatus),
     "disaggregation": (UserStatus,),
     "property-inference": (PropertyStatus,),

@@ -7,7 +7,8 @@ same gradient of sixteen photographs; then what noise on the gradient changes.
 import torch
 
 import fedprism as fp
-from fedprism.attacks import CocktailObjective, CocktailParty
+from fedprism.attacks import CocktailParty
+from fedprism_papers.cocktail_party.published_objective import CocktailObjective
 
 photos = fp.data.load("photos", size=32)
 batch = photos.draw(16, torch.Generator().manual_seed(0))

@@ -61,6 +61,7 @@ def attack(psnr: float = 12.0, ssim: float = 0.1, **changes: Any) -> dict[str, A
         "accuracy": None,
         "interval": None,
         "epsilon": None,
+        "ceiling": None,
     }
     for key, value in changes.items():
         (entry if key in entry else cell)[key] = value
@@ -80,10 +81,16 @@ def utility(defense: str, accuracy: float, epsilon: float | None = None) -> dict
     return {**entry, "accuracy": accuracy, "interval": [accuracy - 0.01, accuracy + 0.01], "epsilon": epsilon}
 
 
+def ceiling(value: float, metric: str = "psnr") -> dict[str, Any]:
+    """A bound on every attacker, as results.json states it."""
+    return {"metric": metric, "value": value, "confidence": 0.95, "prior": "a picture known up to noise", "status": ""}
+
+
 def gate(**changes: Any) -> dict[str, Any]:
-    """A closed gate, as results.json states it."""
-    found = {"gate": "psnr=15", "metric": "psnr", "limit": 15.0, "single": False, "passed": False}
-    return {**found, "worst": "dense-inversion, no defense", "value": 41.25, "above": 2, "failed_cells": 0, **changes}
+    """A failed gate, as results.json states it."""
+    about = {"flag": "--fail-above psnr=15", "metric": "psnr", "limit": 15.0, "single": False, "kind": "above"}
+    result = {"passed": False, "worst": "dense-inversion, no defense", "value": 41.25, "why": ["It is beyond."]}
+    return {**about, **result, **changes}
 
 
 def plant(
@@ -95,6 +102,7 @@ def plant(
     pictures: torch.Tensor | None = None,
     seeds: Sequence[int] = (0, 1),
     gates: Sequence[Mapping[str, Any]] = (),
+    verdict: str = "inconclusive",
 ) -> Audit:
     """An audit of these configurations; `pictures` (count, channels, height, width) come back turned upside down."""
     for name in ("records", "samples", "clock"):
@@ -114,12 +122,13 @@ def plant(
                     kept |= {"originals": pictures, "answered": answered, "indices": indices}
                 save_file(kept, folder / "samples" / f"{record['id']}.safetensors")
     found = {
-        "format": "fedprism-audit/1",
+        "format": "fedprism-audit/2",
         "plan": plan,
+        "fingerprint": {},
         "versions": VERSIONS,
         "columns": None,
         "skipped": list(skipped),
-        "gates": list(gates),
+        "conclusion": {"verdict": verdict, "exit_code": 0, "sentences": [], "gates": list(gates)},
         "summary": list(entries),
         "records": records,
     }

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedprism.attacks import CocktailObjective
+from fedprism_papers.cocktail_party.published_objective import CocktailObjective
 from workloads.base import best_of
 
 OBJECTIVE = CocktailObjective()

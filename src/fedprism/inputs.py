@@ -122,6 +122,17 @@ def joined(batches: Iterable[Inputs]) -> Inputs:
     return gathered(torch.cat, list(batches))
 
 
+def unflattened(values: Tensor, like: Inputs) -> Inputs:
+    """Values (samples, all entries of a sample) in the structure, shapes and types of other inputs."""
+    tensors, start = [], 0
+    for tensor in tensors_of(like):
+        size = tensor[0].numel()
+        part = values[:, start : start + size].reshape(len(values), *tensor.shape[1:])
+        tensors.append(part.to(tensor.device, tensor.dtype))
+        start += size
+    return _in_structure_of(like, tensors)
+
+
 def stacked(batches: Iterable[Inputs]) -> Inputs:
     """Several batches of one size side by side: (batches, batch, ...)."""
     return gathered(torch.stack, list(batches))

@@ -30,7 +30,9 @@ LossFn: TypeAlias = Callable[[Any, Tensor], Tensor]
 
 Kind: TypeAlias = Literal["gradient", "delta"]
 Reduction: TypeAlias = Literal["sum", "mean", "weighted_mean"]
-Ambiguity: TypeAlias = Literal["order", "sign", "scale"]
+Ambiguity: TypeAlias = Literal["order", "sign", "scale", "places", "counts", "samples"]
+"""What an attack cannot know: the order of its samples, the sign or the scale of their numbers; of whole numbers, which
+place of a sample each stands in, how often, or in which sample."""
 
 
 @dataclass(frozen=True)
@@ -205,7 +207,7 @@ class Reconstruction:
 class Record:
     """One line of a result: what was run, with what knowledge, and what came out. Holds no clock, host or path."""
 
-    kind: Literal["attack", "utility"]
+    kind: Literal["attack", "utility", "ceiling"]
     cell: Mapping[str, Any]
     knowledge_used: tuple[str, ...] = ()
     scores: Mapping[str, Any] | None = None
@@ -213,6 +215,8 @@ class Record:
     time_factor: float | None = None
     epsilon: float | None = None
     residual: float | None = None
+    ceiling: Mapping[str, Any] | None = None
+    """What no attacker can exceed, as `evaluation.ceiling.Ceiling` says it; None where it is unknown."""
     status: str = ""
     seed: int = 0
     versions: Mapping[str, str] = field(default_factory=dict)

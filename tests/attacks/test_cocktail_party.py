@@ -11,7 +11,7 @@ from torch.nn.functional import cosine_similarity
 
 import fedprism as fp
 from dense_clients import double
-from fedprism.solvers import CocktailObjective, ExactStatus, FeatureInversion, StudentICA, UnmixStatus
+from fedprism.solvers import ExactStatus, FeatureInversion, UnmixStatus
 
 PARTY = fp.attacks.cocktail_party()
 QUICK_IMAGES = fp.attacks.CocktailParty(inversion=FeatureInversion(iterations=120))
@@ -476,15 +476,6 @@ class TestRefusalsAndStatuses:
     def test_no_labels_where_scales_are_open(self, photos: fp.data.ImageSet) -> None:
         attack = fp.attacks.CocktailParty(exact=False, bias_scale=False)
         assert attacked(fc2(), apart(photos, 8, 0), attack=attack)[0].labels is None
-
-    @pytest.mark.quality
-    def test_the_published_objective(self, photos: fp.data.ImageSet) -> None:
-        attack = fp.attacks.CocktailParty(objective=CocktailObjective(iterations=50), exact=False)
-        batch = apart(photos, 4, 0)
-        found, published = attacked(fc2(64), batch, attack=attack)
-        _, ours = attacked(fc2(64), batch, attack=dataclasses.replace(attack, objective=StudentICA()))
-        assert found.status == UnmixStatus.SEPARATED
-        assert ours.mean("psnr") > published.mean("psnr") + 5
 
     @pytest.mark.quality
     def test_a_little_noise_does_not_protect(self, photos: fp.data.ImageSet) -> None:

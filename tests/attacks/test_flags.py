@@ -8,7 +8,7 @@ from operator import attrgetter
 import pytest
 
 import fedprism as fp
-from fedprism.attacks import ATTACKS, Attack, Engine, KnownDefense, Pull, Starts, flags
+from fedprism.attacks import ATTACKS, Attack, Engine, Pull, Starts, flags
 from fedprism.audit.entries import configured
 
 
@@ -25,7 +25,7 @@ def test_settings_of_a_value_that_an_attack_holds_are_its_own() -> None:
     attack, others = flags.apply(words, fp.attacks.inverting_gradients())
     assert others == ["x"]
     assert attack.starts == Starts(restarts=2, race=0.25)
-    assert attack.known_defense == KnownDefense(adaptive=False)
+    assert not attack.adaptive
     assert attack.batchnorm.pull is Pull.EXACT
     assert attack.engine == Engine(memory=5)
     assert attack.lr == 0.5

@@ -21,7 +21,8 @@ import torch
 
 import fedprism as fp
 from fedprism import cli, report
-from fedprism.audit import execution, load_audit, parse_gate, prepare, run_audit, verdicts
+from fedprism.audit import execution, load_audit, parse_gate, prepare, run_audit
+from fedprism.audit.gates import Checks
 from fedprism.audit.grid import lay_out
 from fedprism.audit.summary import summarised
 from fedprism.audit.trials import trial_of
@@ -35,6 +36,7 @@ from fedprism.files.lock import locked
 from fedprism.runtime.executors import Failure, Processes, Serial
 from small_audits import MATCHED, SMALL, planned, sentence, written
 
+CHECKS = Checks(gates=(parse_gate("psnr=15", ["psnr"]),))
 KILLED = """
 import sys, time
 from fedprism.audit import prepare, run_audit
@@ -76,11 +78,11 @@ def test_killed_again_and_again_it_ends_with_the_same_results(tmp_path: Path) ->
 
 def test_any_number_of_workers_gives_the_same_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = written(tmp_path)
-    run_audit(prepare(plan), tmp_path / "alone", executor=Serial(), gates=[parse_gate("psnr=15", ["psnr"])])
+    run_audit(prepare(plan), tmp_path / "alone", executor=Serial(), checks=CHECKS)
     assert cli.main(["audit", str(plan), "-o", str(tmp_path / "two"), "--workers", "2", "--fail-above", "psnr=15"]) == 1
     assert (tmp_path / "alone" / "results.json").read_bytes() == (tmp_path / "two" / "results.json").read_bytes()
     printed = capsys.readouterr()
-    assert "is above 15" in printed.out
+    assert "is beyond the limit of 15" in printed.out
     assert "8 of 8 cells" in printed.err
 
 
@@ -112,7 +114,8 @@ def test_a_failing_cell_is_a_failed_record_and_is_tried_again(tmp_path: Path, mo
     assert outcomes[1].reason == "the task raised RuntimeError: planned failure"
     rows = summarised(audit)
     assert rows[0].outcomes == {"done": 1, "failed": 2}
-    assert "failed" in verdicts(rows, [parse_gate("psnr=1000", ["psnr"])])[-1]
+    (gate,) = Checks(gates=(parse_gate("psnr=1000", ["psnr"]),)).concluded(rows, "").gates
+    assert "failed" in " ".join(gate.reasons)
     suite = ElementTree.parse(tmp_path / "out" / "junit.xml").getroot()
     assert suite.attrib["errors"] == str(len(rows))
     again = run_audit(setup, tmp_path / "out", resume=True)

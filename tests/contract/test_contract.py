@@ -23,6 +23,7 @@ from fedprism.attacks import (
 )
 from fedprism.defenses import DEFENSES, Context, Defense
 from fedprism.types import Update, detached
+from patch_models import small_vit
 
 DEFENSE_ROWS: dict[str, Callable[[], Defense]] = {
     "prune": lambda: fp.defenses.Prune(0.5),
@@ -75,6 +76,8 @@ def name() -> str:
 def attacked(name: str, scenario: fp.Scenario) -> fp.Scenario:
     """The scenario, with batch norm where the attack needs to know its statistics, convolutions for mkor."""
     needs = ATTACKS[name]().needs
+    if name == "patch-inversion":
+        return dataclasses.replace(scenario, model=small_vit(), clients=[scenario.clients[0][:1]])
     if name.startswith("mkor"):
         return dataclasses.replace(scenario, model=chain_of_layers())
     if "mixing" in needs:

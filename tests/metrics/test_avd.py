@@ -79,8 +79,10 @@ class TestEveryForm:
     def test_the_floor_is_the_value_of_any_blank_image(self, form) -> None:  # type: ignore[no-untyped-def]
         source, noise = noise_images(2, 1, 8, 8), noise_images(2, 1, 8, 8, seed=1)
         grey = torch.full_like(source, 0.5)
-        torch.testing.assert_close(form(grey, source, noise), avd_floor(source, noise, form=form))
-        assert (avd_floor(source, form=form) > 0).all()
+        blank = form(torch.zeros_like(source), source, noise)
+        torch.testing.assert_close(form(grey, source, noise), blank)
+        assert (blank > 0).all()
+        torch.testing.assert_close(avd_floor(source, noise), avd(torch.zeros_like(source), source, noise))
 
     def test_constant_noise_is_refused(self, form) -> None:  # type: ignore[no-untyped-def]
         source = noise_images(2, 1, 8, 8)

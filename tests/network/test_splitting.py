@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import fedprism as fp
-from fedprism.network.network_map import DenseLayer, NetworkMap, network_map
+from fedprism.network.network_map import NetworkMap, network_map
+from fedprism.network.operations import Operation
 from fedprism.network.splitting import features_before, network_behind
 from fedprism.types import Observation, Update, detached
 
@@ -68,7 +69,7 @@ class Convolutional(Stack):
 NETWORKS = [Stack, Residual, Normalised, Convolutional]
 
 
-def opened(kind: type[Stack]) -> tuple[Stack, Observation, NetworkMap, DenseLayer]:
+def opened(kind: type[Stack]) -> tuple[Stack, Observation, NetworkMap, Operation]:
     """A network in evaluation mode, what an attacker sees of it, and its first dense layer."""
     torch.manual_seed(0)
     model = kind().eval()

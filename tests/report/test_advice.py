@@ -10,11 +10,11 @@ import pytest
 
 from fedprism.audit import Audit
 from fedprism.evaluation.severity import Leak
+from fedprism.evaluation.verdict import Verdict, leak_of
 from fedprism.report import advice, verdict
 from fedprism.report.configurations import Configuration, configurations
-from fedprism.report.judging import judge
 from fedprism.utility.measuring import NOTHING_LEARNED
-from planted_audits import NAMED, attack, captured, figure, utility
+from planted_audits import NAMED, attack, captured, ceiling, figure, utility
 
 
 def rows(*entries: dict[str, Any]) -> tuple[Configuration, ...]:
@@ -51,74 +51,131 @@ def advised(*entries: dict[str, Any]) -> advice.Advice:
     ],
 )
 def test_readings_follow_the_numbers(entry: dict[str, Any], leak: Leak) -> None:
-    assert judge(rows(entry)[0]) is leak
+    assert leak_of(rows(entry)[0]) is leak
 
 
-def test_the_cheapest_of_those_that_stop_attacks_is_recommended() -> None:
+LOW, HIGH = ceiling(14.0), ceiling(28.0)
+
+
+def test_the_protected_option_that_costs_least_is_recommended() -> None:
     found = advised(
         attack(psnr=40.0),
         attack(defense="clip", psnr=25.0, ssim=0.8),
-        attack(defense="noise"),
-        attack(defense="dp"),
+        attack(defense="noise", ceiling=LOW),
+        attack(defense="more noise", ceiling=ceiling(11.0)),
+        attack(defense="prune", ceiling=HIGH),
         utility("none", 0.9),
         utility("clip", 0.88),
-        utility("noise", 0.8),
-        utility("dp", 0.7, epsilon=3.0),
+        utility("noise", 0.85),
+        utility("more noise", 0.81),
+        utility("prune", 0.9),
     )
     assert found.chosen is not None
     assert found.headline == "Use noise."
-    assert "samples did not come back in any of 1 tested configurations" in found.reasons[0]
-    assert "Without a defense they came back faithfully." in found.reasons
-    assert found.price[0] == "Test accuracy 80.0% (95 % interval over seeds 79.0% to 81.0%), without a defense 90.0%."
+    assert found.reasons[0].startswith("No attacker gets more than 14.0 dB (95% confidence) on average, assuming")
+    assert "Without a defense, samples were recovered." in found.reasons
+    assert found.price[0] == "Test accuracy 85.0% (95% interval 84.0% to 86.0%), without a defense 90.0%."
     assert "It gives no guarantee of differential privacy." in found.price
     assert any("someone who knows the defense" in caution for caution in found.cautions)
-    assert not any("much accuracy" in caution for caution in found.cautions)
-    assert [option.title for option in found.alternatives] == ["no defense", "clip"]
+    assert [option.title for option in found.alternatives] == ["prune"], "the others leak more or cost more"
 
 
-def test_a_high_price_and_its_guarantee_are_told() -> None:
-    entries = [attack(psnr=40.0), attack(defense="dp"), utility("none", 0.9), utility("dp", 0.4, epsilon=3.0)]
-    found = advice.advise(advice.options(rows(*entries), {rows(entries[-1])[0].key: 2.5}), "psnr", 1e-5)
-    assert "It costs much accuracy" in found.cautions[0]
-    assert "A step takes 2.50 times as long." in found.price
-    assert "It guarantees every example epsilon 3 at delta 1e-05 over the whole training." in found.price
+def test_of_equal_accuracy_the_lower_ceiling_then_the_faster_is_recommended() -> None:
+    entries = [
+        attack(psnr=40.0),
+        attack(defense="a", ceiling=LOW),
+        attack(defense="b", ceiling=ceiling(12.0)),
+        attack(defense="c", ceiling=ceiling(12.0)),
+        *(utility(name, 0.9) for name in ("none", "a", "b", "c")),
+    ]
+    keys = {row.cell.defense: row.key for row in rows(*entries) if row.cell.kind == "utility"}
+    times = {keys["b"]: 2.0, keys["c"]: 1.5}
+    assert advice.advise(advice.options(rows(*entries), times), "psnr").headline == "Use c."
+
+
+def test_a_defense_against_which_attacks_merely_failed_is_never_recommended() -> None:
+    found = advised(attack(psnr=40.0), attack(defense="clip"), attack(defense="noise", ceiling=HIGH))
+    assert found.chosen is None
+    assert found.headline == "None of the tested defenses is acceptable."
+    assert found.reasons[0] == "no defense: samples were recovered."
+    assert "clip: The tested attacks failed (the best leaves a residual of 0.25" in found.reasons[1]
+    assert "may still determine the samples (ceiling 28.0 dB" in found.reasons[2]
+    assert advised(attack(), attack(defense="noise")).chosen is None, "failed attacks without a defense, too"
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "tolerated", "chosen"), [(0.81, 10.0, True), (0.79, 10.0, False), (0.79, 12.0, True)]
+)
+def test_a_defense_may_cost_so_many_points_and_no_more(accuracy: float, tolerated: float, chosen: bool) -> None:
+    entries = [attack(psnr=40.0), attack(defense="dp", ceiling=LOW), utility("none", 0.9), utility("dp", accuracy, 3.0)]
+    found = advice.advise(
+        advice.options(rows(*entries), {rows(entries[-1])[0].key: 2.5}), "psnr", 1e-5, tolerated=tolerated
+    )
+    assert (found.chosen is not None) == chosen
+    if chosen:
+        assert "A step takes 2.50 times as long." in found.price
+        assert "It guarantees every example epsilon 3 at delta 1e-05 over the whole training." in found.price
+    else:
+        assert "dp: it costs 11.0 points of accuracy, and 10 are tolerated." in found.reasons
 
 
 def test_accuracies_of_a_model_that_learned_nothing_are_no_price() -> None:
-    entries = [attack(psnr=40.0), attack(defense="dp"), utility("none", 0.1), utility("dp", 0.1)]
-    assert not any("most frequent class" in sentence for sentence in advised(*entries).cautions)
+    entries = [attack(psnr=40.0), attack(defense="dp", ceiling=LOW), utility("none", 0.3), utility("dp", 0.1)]
+    assert advised(*entries).chosen is None
     entries[2] |= {"statuses": [NOTHING_LEARNED]}
     assert any("most frequent class" in sentence for sentence in advised(*entries).cautions)
 
 
 def test_a_defense_that_was_tested_with_its_attacker_knowing_it_has_no_such_caution() -> None:
-    informed = attack(defense="noise", threat="honest_but_curious +defense")
-    found = advised(attack(psnr=40.0), attack(defense="noise", labels_leaked=1.0), informed)
+    informed = attack(defense="noise", threat="honest_but_curious +defense", ceiling=LOW)
+    found = advised(attack(psnr=40.0), attack(defense="noise", labels_leaked=1.0, ceiling=LOW), informed)
     assert found.cautions == ("Labels still leak under it.",)
     assert "add [utility]" in found.price[0]
 
 
-def test_nothing_is_recommended_that_is_not_enough_or_failed() -> None:
-    found = advised(attack(psnr=40.0), attack(defense="clip", ssim=0.8))
-    assert found.chosen is None
-    assert found.headline == "Nothing that was tested is enough: even with clip, samples came back recognisable."
-    broken = attack(defense="noise", outcomes={"done": 1, "failed": 1}, reasons=["out of memory"])
+def test_nothing_is_recommended_that_failed_or_was_not_tested() -> None:
+    broken = attack(defense="noise", outcomes={"done": 1, "failed": 1}, reasons=["out of memory"], ceiling=LOW)
     assert advised(attack(psnr=40.0), broken).chosen is None
-    assert advised(attack(outcomes={"failed": 1}, metrics={})).headline.startswith("No recommendation: cells failed")
+    untested = attack(outcomes={"failed": 1}, metrics={})
+    assert advised(untested).headline == "No recommendation: no attack ran to its end."
     assert advised(captured()).headline.startswith("No recommendation: recorded updates")
-    assert advised(attack(), attack(defense="noise", psnr=11.0), utility("none", 0.9)).headline.startswith(
-        "No defense is needed"
+    assert advised(attack(psnr=40.0)).headline == "No defense was tested."
+    needless = advised(attack(ceiling=LOW), attack(defense="noise", ceiling=LOW), utility("none", 0.9))
+    assert needless.headline.startswith("No defense is needed: the ceiling is low")
+
+
+def said_of(*entries: dict[str, Any]) -> str:
+    return " ".join(verdict.headline(rows(*entries), "psnr", NAMED))
+
+
+def test_only_an_attack_that_succeeds_without_a_defense_is_stopped_by_one() -> None:
+    nothing = said_of(attack(), attack(defense="clip"))
+    assert "No attack succeeds without a defense" in nothing
+    assert "stopped every" not in nothing
+    assert "Of 1 defense, 1 stopped every attack that succeeds without it (noise)" in said_of(
+        attack(psnr=40.0), attack(defense="noise")
     )
+    other = attack(attack="mkor", settings="Mkor()", defense="noise")
+    assert "No attack succeeds" in said_of(attack(psnr=40.0), other), "another attack than the one that succeeds"
+    informed = attack(defense="noise", threat="honest_but_curious +defense", psnr=40.0)
+    assert "0 stopped" in said_of(attack(psnr=40.0), attack(defense="noise"), informed)
 
 
 def test_what_was_not_tested_is_not_called_stopped() -> None:
     broken = attack(defense="noise", attack="idlg", outcomes={"failed": 2}, metrics={}, samples=0)
-    said = verdict.headline(rows(attack(), attack(defense="noise"), broken, attack(defense="dp", psnr=40.0)), "psnr")
-    assert said[0].startswith("Private samples came back faithfully (dense-inversion"), "a defense may leak more"
-    assert said[1] == "Of 2 defenses tested, 0 stopped every attack that was tried."
-    assert said[2].startswith("1 of 4 configurations have no result")
+    said = said_of(attack(psnr=40.0), attack(defense="noise"), broken, attack(defense="dp", psnr=41.0))
+    assert "Of 2 defenses, 0 stopped every attack that succeeds without it." in said
+    assert "1 of 4 configurations have no result" in said
     nothing = attack(outcomes={"failed": 2}, metrics={}, samples=0)
-    assert verdict.headline(rows(nothing), "psnr") == ("Nothing was tested: no cell of the audit has a result.",)
+    assert said_of(nothing) == "Nothing was tested: no attack ran to its end."
+
+
+def test_random_and_trained_weights_are_told_apart() -> None:
+    trained = {"name": "fc2", "weights": "a/b"}
+    for model, words in (({"name": "fc2"}, "random weights"), (trained, "trained weights (b)")):
+        sentences = verdict.headline(rows(attack(psnr=40.0), attack(clients=2)), "psnr", {**NAMED, "model": model})
+        assert sentences[0].startswith(f"With {words} and no defense, private samples were recovered (dense-inversion")
+        assert sentences[1].startswith(f"With {words}, 1 of 2 settings are inconclusive: The tested attacks failed")
 
 
 def test_attackers_are_told_apart_by_what_they_know() -> None:
@@ -126,11 +183,12 @@ def test_attackers_are_told_apart_by_what_they_know() -> None:
         rows(
             attack(defense="noise", threat="honest_but_curious +defense -batch_size", knowledge_used=["defense"]),
             attack(psnr=40.0, threat="eavesdropper"),
-            attack(threat="somebody else"),
+            attack(threat="somebody else", ceiling=LOW),
         ),
         "psnr",
+        NAMED,
     )
-    assert [each.leak for each in found] == [Leak.FAITHFUL, Leak.GONE, Leak.GONE]
+    assert [each.verdict for each in found] == [Verdict.LEAKS, Verdict.INCONCLUSIVE, Verdict.PROTECTED]
     assert found[0].who == "Someone who reads a client's traffic"
     assert found[1].who == "The server, following the protocol, also knowing the defense, not knowing the batch size"
     assert found[1].knowledge == (("dense-inversion", ("defense",)),)

@@ -18,8 +18,8 @@ from report_pages import Page
 
 def test_recordings_without_truth_have_residuals_and_no_score(tmp_path: Path) -> None:
     page = Page(report.render(plant(tmp_path, [captured()], plan=CAPTURED)))
-    assert "What was recovered accounts for recorded updates (idlg on capture 1: run-1: it leaves 1.5e-05" in page.text
-    assert "The truth is not known" in page.text
+    assert "The recovered samples reproduce recorded updates (idlg on capture 1: run-1: residual 1.5e-05" in page.text
+    assert "The ground truth is not known" in page.text
     assert "1.5e-05 of the update unexplained" in page.text
     assert "PSNR 1" not in page.text
     assert page.plot["points"] == []
@@ -28,12 +28,16 @@ def test_recordings_without_truth_have_residuals_and_no_score(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("entry", "said", "verdict"),
     [
-        ({"residual": 0.04}, "account for recorded updates", "it leaves 0.04 of it unexplained"),
-        ({"residual": 0.06}, "cannot be told without the truth", "leaves 0.06 of it unexplained; near 0"),
-        ({"residual": None}, "cannot be told without the truth", "the truth behind these recordings is not known"),
+        ({"residual": 0.04}, "reproduce recorded updates", "residual 0.04; 0 = update fully explained"),
+        ({"residual": 0.06}, "cannot be compared", "residual 0.06; 0 = update fully explained"),
+        (
+            {"residual": None},
+            "cannot be compared",
+            "the ground truth of these recordings is not known",
+        ),
         (
             {"residual": None, "statuses": [f"each client by itself; {DenseStatus.EXACT}"]},
-            "account for recorded updates",
+            "reproduce recorded updates",
             f"(idlg on capture 1: run-1: {DenseStatus.EXACT})",
         ),
     ],
@@ -59,7 +63,7 @@ def test_recordings_are_compared_by_what_accounts_for_them(tmp_path: Path) -> No
 def test_nobody_knows_the_defense_of_a_recording(tmp_path: Path) -> None:
     scored = captured(metrics={"psnr": figure(40.0)}, samples=2, answered=2)
     text = Page(report.render(plant(tmp_path, [scored], plan=CAPTURED))).text
-    assert "Private samples came back faithfully (idlg, by whoever holds the capture" in text
+    assert "With recorded weights, private samples were recovered (idlg, by whoever holds the capture" in text
     assert "no defense" not in text.lower()
     assert "ithout a defense" not in text
 

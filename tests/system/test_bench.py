@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import fedprism as fp
-from fedprism.solvers.separation.published import separate
+from fedprism_papers.cocktail_party.published_objective import separate
 
 BENCH = Path(__file__).parents[2] / "benchmarks"
 

@@ -250,8 +250,11 @@ def test_the_interval_is_students(data: tuple[fp.Batch, fp.Batch]) -> None:
     low, high = utility.t_interval((0.90, 0.92, 0.94)) or (0, 0)
     # The 97.5 % quantile with two degrees of freedom is 4.30265.
     assert (low, high) == pytest.approx((0.92 - 4.30265 * 0.02 / 3**0.5, 0.92 + 4.30265 * 0.02 / 3**0.5), abs=1e-6)
-    split = utility.Utility(defense=fp.chain(), seeds=(0, 1), accuracies=(0.1, 0.9), steps=1)
-    assert split.interval == (0.0, 1.0), "no accuracy lies outside"
+    split = utility.Utility(defense=fp.chain(), seeds=tuple(range(5)), accuracies=(0.1, 0.9, 0.1, 0.9, 0.9), steps=1)
+    assert split.interval is not None
+    assert split.interval.high == 1.0, "no accuracy lies outside"
+    few = utility.Utility(defense=fp.chain(), seeds=(0, 1), accuracies=(0.1, 0.9), steps=1)
+    assert few.interval is None, "the values say more than an interval from two of them"
     single = measured(data, epochs=1, seeds=(5,))
     assert single.interval is None
     assert utility.t_interval((0.5, 0.5)) == (0.5, 0.5)

@@ -20,8 +20,9 @@ from fedprism.attacks.cocktail_party import CocktailParty, cocktail_party
 from fedprism.attacks.curious_client import OtherClients, OthersStatus
 from fedprism.attacks.dense_inversion import DenseInversion, dense_inversion
 from fedprism.attacks.disaggregation import Disaggregation, disaggregation
+from fedprism.attacks.embedding_inversion.attack import EmbeddingInversion, embedding_inversion
 from fedprism.attacks.encodings import Encodings, instahide_decoding, mixup_decoding
-from fedprism.attacks.gradient_matching.attack import GradientMatching, gaussian_start, uniform_start
+from fedprism.attacks.gradient_matching.attack import GradientMatching
 from fedprism.attacks.gradient_matching.batchnorm import BatchNorm, Normalise, Pull
 from fedprism.attacks.gradient_matching.forward import input_box
 from fedprism.attacks.gradient_matching.labels import Labels
@@ -36,12 +37,13 @@ from fedprism.attacks.gradient_matching.presets import (
     mixing_l2,
     mixing_orthogonal,
 )
-from fedprism.attacks.gradient_matching.settings import KnownDefense, Starts
+from fedprism.attacks.gradient_matching.starts import Starts, gaussian_start, uniform_start
 from fedprism.attacks.imprint import Imprint, imprint
 from fedprism.attacks.mixed_samples import MixedSamples, mixup_at_once
 from fedprism.attacks.mkor.attack import Mkor, mkor, mkor_inconspicuous
 from fedprism.attacks.mkor.filters import Disguise
 from fedprism.attacks.mkor.head import Reference
+from fedprism.attacks.patch_inversion import PatchInversion, patch_inversion
 from fedprism.attacks.property_inference import HoldsClass, Negative, PropertyInference, property_inference
 from fedprism.runtime.cuda_graphs import Engine
 from fedprism.runtime.executors import Processes, RayCluster, Serial
@@ -50,11 +52,12 @@ from fedprism.solvers.matching.features import FeatureInversion
 from fedprism.solvers.matching.gradients import LBFGS, Adam
 from fedprism.solvers.matching.priors import Orthogonality, TotalVariation
 from fedprism.solvers.separation.ica import StudentICA
-from fedprism.solvers.separation.published import CocktailObjective, embedding_objective
 from fedprism.solvers.windows import Smoothest, interpolated_midpoint, midpoint, softened_midpoint
 
 ATTACKS: dict[str, Callable[[], Attack]] = {
     "dense-inversion": dense_inversion,
+    "embedding-inversion": embedding_inversion,
+    "patch-inversion": patch_inversion,
     "gradient-matching": GradientMatching,
     "dlg": dlg,
     "idlg": idlg,
@@ -85,18 +88,17 @@ __all__ = [
     "BatchNorm",
     "Circumstances",
     "ClassFishing",
-    "CocktailObjective",
     "CocktailParty",
     "DenseInversion",
     "Disaggregation",
     "Disguise",
+    "EmbeddingInversion",
     "Encodings",
     "Engine",
     "FeatureInversion",
     "GradientMatching",
     "HoldsClass",
     "Imprint",
-    "KnownDefense",
     "Labels",
     "MixedSamples",
     "Mkor",
@@ -105,6 +107,7 @@ __all__ = [
     "Orthogonality",
     "OtherClients",
     "OthersStatus",
+    "PatchInversion",
     "Processes",
     "PropertyInference",
     "Pull",
@@ -128,7 +131,7 @@ __all__ = [
     "dense_inversion",
     "disaggregation",
     "dlg",
-    "embedding_objective",
+    "embedding_inversion",
     "gaussian_start",
     "idlg",
     "imprint",
@@ -145,6 +148,7 @@ __all__ = [
     "mixup_decoding",
     "mkor",
     "mkor_inconspicuous",
+    "patch_inversion",
     "property_inference",
     "softened_midpoint",
     "split_updates",

@@ -32,6 +32,10 @@ class Circumstances:
 
     dense_layer_first: bool
     """Whether the input feeds a dense layer, as closed forms need."""
+    looks_up: bool
+    """Whether entries of the input are looked up in tables."""
+    patches_with_positions: bool
+    """Whether the input feeds a layer of patches to which a position parameter is added."""
     batchnorm_between: bool
     """Whether batch norm stands between an update and what is fed to the model."""
     tampers: bool

@@ -7,10 +7,15 @@ import math
 import torch
 from torch import Tensor
 
+from fedprism import losses
 from fedprism.attacks.gradient_matching.forward import Forward, forward_model
 from fedprism.client.observed import direction
 from fedprism.errors import FedprismError, MissingKnowledge
-from fedprism.inputs import Inputs, tensors_of
+from fedprism.inputs import Inputs, first_tensor, tensors_of
+from fedprism.network.network_map import network_map
+from fedprism.network.splitting import features_before
+from fedprism.solvers.closed_form.dense import least_squares
+from fedprism.solvers.separation.signals import candidate_labels
 from fedprism.types import Batch, Observation, Update
 
 HALF_FORMATS = (torch.bfloat16, torch.float16)
@@ -63,6 +68,46 @@ def certified(observation: Observation, inputs: Inputs, labels: Tensor | None) -
     """Whether these samples give the observed update to rounding error; None where nobody can tell."""
     residual = unexplained(observation, inputs, labels) if labels is not None else None
     return None if residual is None else residual <= rounding_error(direction(observation.round))
+
+
+def explaining_labels(observation: Observation, inputs: Inputs) -> Tensor | None:
+    """The labels with which these samples explain the output layer's gradient best; None where they cannot be told.
+
+    What each sample sends back follows by least squares from its features, whatever the scale of the update. The sign
+    of a delta may be either, where it is not known what was subtracted from what.
+    """
+    round, loss = observation.round, observation.knowledge.loss
+    last = network_map(observation).output_layer()
+    if loss is None or last is None or last.weight not in round.update or not len(first_tensor(inputs)):
+        return None
+    if last.inputs.dim() != 2:
+        return None
+    like = round.params[last.weight]
+    samples = Batch(inputs, torch.empty(0)).to(like.device, like.dtype)
+    with torch.no_grad():
+        features = features_before(observation, round, last)(samples.inputs).double()
+    gradient, weight = direction(round)[last.weight].double(), round.params[last.weight].double()
+    outputs = features @ weight.T
+    if last.bias is not None:
+        outputs = outputs + round.params[last.bias].double()
+    if last.bias is not None and last.bias in round.update:
+        features = torch.cat([features, torch.ones_like(features[:, :1])], dim=1)
+        gradient = torch.cat([gradient, direction(round)[last.bias].double().unsqueeze(1)], dim=1)
+    signals = least_squares(features.T, gradient.T)
+    signs = (1, -1) if round.kind == "delta" else (1,)
+    try:
+        readings = [candidate_labels(_itself, losses.resolve(loss), outputs, sign * signals).cpu() for sign in signs]
+    except (RuntimeError, IndexError):  # a loss of the user's own whose labels are no class numbers
+        return None
+    return min(readings, key=lambda labels: _or_all(unexplained(observation, inputs, labels)))
+
+
+def _itself(outputs: Tensor) -> Tensor:
+    return 1.0 * outputs
+
+
+def _or_all(residual: float | None) -> float:
+    return 1.0 if residual is None else residual
 
 
 def _forward(observation: Observation) -> Forward:

@@ -29,7 +29,8 @@ from fedprism.attacks.gradient_matching.labels import Labels
 from fedprism.attacks.gradient_matching.presets import inverting_gradients
 from fedprism.client.observed import batch_gradient_factor, direction
 from fedprism.errors import BadInput, NotApplicable
-from fedprism.network.network_map import DenseLayer, network_map
+from fedprism.network.network_map import network_map
+from fedprism.network.operations import Operation
 from fedprism.types import Observation, Reconstruction, Round, Update
 
 WHOLE = 0.05
@@ -127,7 +128,7 @@ def class_fishing() -> ClassFishing:
     return ClassFishing()
 
 
-def _output_layer(observation: Observation, round: Round) -> DenseLayer:
+def _output_layer(observation: Observation, round: Round) -> Operation:
     last = network_map(observation).output_layer()
     if last is None or last.bias is None or last.bias not in round.update or last.weight not in round.update:
         raise NotApplicable(
@@ -159,7 +160,7 @@ def _status(counted: float, count: int) -> FishingStatus:
 
 
 def _fished(
-    observation: Observation, gradient: Update, last: DenseLayer, target: int, count: int, scale: float
+    observation: Observation, gradient: Update, last: Operation, target: int, count: int, scale: float
 ) -> Observation:
     """What a client that holds only the fished samples would have sent of all layers but the last.
 

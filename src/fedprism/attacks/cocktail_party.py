@@ -5,7 +5,8 @@ Component Analysis", ICML 2023.
 
 Differs from the paper in: images are separated by their derivatives, embeddings by their zeros (`solvers.unmix`); scale
 and sign come from the bias gradient; and where the layer has more units than the batch has samples and a ReLU behind
-it, the batch comes out exactly, with a certificate (`solvers.exact_batch`). The published objective is one option.
+it, the batch comes out exactly, with a certificate (`solvers.exact_batch`). The published objective is in the
+distribution `fedprism-papers`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from fedprism.attacks.gradient_matching.forward import FORWARD_USES, PreparedFor
 from fedprism.client.observed import direction, is_batch_gradient, mean_update
 from fedprism.errors import BadInput, NotApplicable
 from fedprism.network.entrance import Entrance, entrance_of
-from fedprism.network.network_map import DenseLayer, NetworkMap, network_map
+from fedprism.network.network_map import NetworkMap, network_map
+from fedprism.network.operations import Operation
 from fedprism.network.splitting import features_before, network_behind
 from fedprism.runtime import progress
 from fedprism.solvers.denoising import nonlocal_means
@@ -39,8 +41,7 @@ from fedprism.solvers.matching.features import (
 )
 from fedprism.solvers.separation.certificate import Downstream, likely_labels
 from fedprism.solvers.separation.exact_batch import ExactBatch, exact_batch
-from fedprism.solvers.separation.ica import StudentICA, Unmixing, unmix
-from fedprism.solvers.separation.published import CocktailObjective
+from fedprism.solvers.separation.ica import Separator, StudentICA, Unmixing, unmix
 from fedprism.types import Ambiguity, Observation, Reconstruction, Round, Update
 
 RUNNING_STATISTICS = (
@@ -55,7 +56,7 @@ VISIBLE = 0.01
 class CocktailParty(UpdateAttack):
     """Blind separation of a dense layer's inputs; behind convolutions, inversion of the features found."""
 
-    objective: StudentICA | CocktailObjective = StudentICA()  # noqa: RUF009 (frozen)
+    objective: Separator = StudentICA()  # noqa: RUF009 (frozen)
     exact: bool = True
     """Go on to the exact stage where it applies; without it labels are the likeliest ones for what was separated."""
     bias_scale: bool = True
@@ -135,7 +136,7 @@ class CocktailParty(UpdateAttack):
         )
 
     def _separate(
-        self, observation: Observation, round: Round, network: NetworkMap, layer: DenseLayer, entrance: Entrance | None
+        self, observation: Observation, round: Round, network: NetworkMap, layer: Operation, entrance: Entrance | None
     ) -> _Separation:
         """What the layer was fed, one row per sample."""
         gradient = direction(round)
@@ -176,7 +177,7 @@ class CocktailParty(UpdateAttack):
         return _counted(batch, components)
 
     def _invert(
-        self, observation: Observation, round: Round, layer: DenseLayer, separation: _Separation, rng: torch.Generator
+        self, observation: Observation, round: Round, layer: Operation, separation: _Separation, rng: torch.Generator
     ) -> tuple[Tensor | None, list[float] | None]:
         """Images whose features before the layer are the ones found."""
         target = separation.samples[: self.images]
@@ -188,7 +189,7 @@ class CocktailParty(UpdateAttack):
         return inverted.inputs, inverted.cosines.tolist()
 
     def _match(
-        self, observation: Observation, round: Round, layer: DenseLayer, separation: _Separation, start: Tensor
+        self, observation: Observation, round: Round, layer: Operation, separation: _Separation, start: Tensor
     ) -> InvertedFeatures:
         """Refine images that match the features until they also match the gradient."""
         assert separation.labels is not None
@@ -215,14 +216,14 @@ def cocktail_party() -> CocktailParty:
     return CocktailParty()
 
 
-def attacked_layer(network: NetworkMap) -> DenseLayer | None:
+def attacked_layer(network: NetworkMap) -> Operation | None:
     """The dense layer whose inputs are separated: the one fed by the inputs, or the first behind the features."""
     return network.fed_by_input() or next((layer for layer in network.layers if layer.inputs.dim() == 2), None)
 
 
 def images_with(
     observation: Observation,
-    layer: DenseLayer,
+    layer: Operation,
     features: Tensor,
     inversion: FeatureInversion,
     rng: torch.Generator,
@@ -236,7 +237,7 @@ def images_with(
 
 def _inverted(
     observation: Observation,
-    layer: DenseLayer,
+    layer: Operation,
     features: Tensor,
     start: Tensor,
     inversion: FeatureInversion,
@@ -281,7 +282,7 @@ def _counted(batch: ExactBatch, components: int | None) -> _Separation:
     return _Separation(batch.separation, samples, labels, batch.status, noise, batch.exact, confirmed, batch.residual)
 
 
-def _rounding(round: Round, layer: DenseLayer) -> float:
+def _rounding(round: Round, layer: Operation) -> float:
     """Relative size of the rounding error in an update that is a difference of two models: that of their weights."""
     if round.kind != "delta":
         return 0.0
@@ -311,7 +312,7 @@ def _denoised(images: Tensor, noise: Tensor) -> Tensor:
     return torch.where(visible.view(-1, 1, 1, 1), nonlocal_means(images, noise.to(images)), images)
 
 
-def _downstream(observation: Observation, round: Round, network: NetworkMap, layer: DenseLayer) -> Downstream:
+def _downstream(observation: Observation, round: Round, network: NetworkMap, layer: Operation) -> Downstream:
     """The network behind the layer. For several local steps: halfway, with what they changed."""
     params = dict(round.params)
     change: Update = {}

@@ -19,9 +19,12 @@ from torch.nn.functional import one_hot
 
 from fedprism import losses
 from fedprism.attacks.base import NO_DENSE_LAYER, Circumstances, UpdateAttack
-from fedprism.client.observed import batch_gradient_factor, direction
+from fedprism.attacks.certificate import certified, explaining_labels, rounding_error
+from fedprism.attacks.gradient_matching.forward import FORWARD_USES
+from fedprism.client.observed import direction
 from fedprism.errors import NotApplicable
-from fedprism.network.network_map import Activation, DenseLayer, NetworkMap, network_map
+from fedprism.network.network_map import Activation, NetworkMap, network_map
+from fedprism.network.operations import Operation
 from fedprism.solvers.closed_form import dense, labels
 from fedprism.types import Observation, Reconstruction, Round, Update
 
@@ -35,10 +38,13 @@ MOST_COMPARED = 4096
 """How many rows are compared with each other at most: those with the largest bias gradients."""
 
 
+CHECKED = (dense.DenseStatus.EXACT, dense.DenseStatus.LAYER, dense.DenseStatus.RESIDUAL)
+"""What the solvers say of inputs that may explain the whole update, before that is tried."""
+
+
 class _Answer(NamedTuple):
     inputs: Tensor
     labels: Tensor | None
-    residual: float | None
     status: dense.DenseStatus
 
 
@@ -56,7 +62,7 @@ class DenseInversion(UpdateAttack):
 
     @property
     def uses(self) -> frozenset[str]:
-        return frozenset({"loss", "batch_size", "local_lr", "local_epochs", "local_batch_size"})
+        return frozenset({"loss", "batch_size"}) | FORWARD_USES
 
     def not_worth(self, circumstances: Circumstances) -> str | None:
         return None if circumstances.dense_layer_first else NO_DENSE_LAYER
@@ -76,20 +82,20 @@ class DenseInversion(UpdateAttack):
         batch = size if isinstance(size, int) else dense.numerical_rank(weight_grad, bias_grad)
         answer = None
         if bool(bias_grad.any()):
-            if batch == 1:
-                answer = _single(observation, gradient, network, layer)
-            else:
-                answer = _solve_stack(observation, round, gradient, network, batch)
+            single = batch == 1
+            answer = _single(weight_grad, bias_grad) if single else _solve_stack(observation, gradient, network, batch)
         if answer is None:
             answer = _rows(weight_grad, bias_grad, batch, self.floor)
         inputs = answer.inputs.to(weight_grad.dtype).view(-1, *observation.knowledge.sample_shape)
         finite = torch.isfinite(inputs.flatten(1)).all(1)  # a quotient beyond all numbers is no answer
+        inputs = inputs[finite]
+        labels = answer.labels[finite.cpu()] if answer.labels is not None else explaining_labels(observation, inputs)
         return Reconstruction(
-            inputs=inputs[finite],
-            labels=answer.labels[finite.cpu()] if answer.labels is not None else None,
+            inputs=inputs,
+            labels=labels,
             ambiguity=frozenset({"order"}),
-            status=answer.status,
-            diagnostics={"layer": layer.weight, "batch_size": batch, "layer_residual": answer.residual},
+            status=_status(observation, answer.status, inputs, labels, (weight_grad, bias_grad)),
+            diagnostics={"layer": layer.weight, "batch_size": batch},
         )
 
 
@@ -98,7 +104,7 @@ def dense_inversion() -> DenseInversion:
     return DenseInversion()
 
 
-def _gradient(layer: DenseLayer, gradient: Update) -> tuple[Tensor, Tensor]:
+def _gradient(layer: Operation, gradient: Update) -> tuple[Tensor, Tensor]:
     """The layer's weight and bias gradient."""
     if layer.bias is None or layer.bias not in gradient or layer.weight not in gradient:
         raise NotApplicable(
@@ -108,33 +114,48 @@ def _gradient(layer: DenseLayer, gradient: Update) -> tuple[Tensor, Tensor]:
     return gradient[layer.weight], gradient[layer.bias]
 
 
-def _single(observation: Observation, gradient: Update, network: NetworkMap, layer: DenseLayer) -> _Answer:
-    """One sample: every row is a multiple of its input. Its label is the class that is pushed up."""
-    inputs = dense.invert_single(*_gradient(layer, gradient)).unsqueeze(0)
-    last = network.output_layer()
-    label = None
-    if last is not None and last.bias in gradient and losses.is_cross_entropy(observation.knowledge.loss):
-        label = _gradient(last, gradient)[1].argmin().view(1).cpu()
-    return _Answer(inputs, label, None, dense.DenseStatus.EXACT)
+def _status(
+    observation: Observation,
+    status: dense.DenseStatus,
+    inputs: Tensor,
+    labels: Tensor | None,
+    gradient: tuple[Tensor, Tensor],
+) -> dense.DenseStatus:
+    """What the whole update says about inputs that should explain it."""
+    if status not in CHECKED:
+        return status
+    explained = certified(observation, inputs, labels)
+    if explained:
+        return dense.DenseStatus.EXACT
+    if dense.outside(inputs.flatten(1), *gradient) > rounding_error(direction(observation.round)):
+        return dense.DenseStatus.RESIDUAL
+    return dense.DenseStatus.LAYER if explained is None else dense.DenseStatus.ELSEWHERE
 
 
-def _solve_stack(
-    observation: Observation, round: Round, gradient: Update, network: NetworkMap, batch: int
-) -> _Answer | None:
+def _single(weight_grad: Tensor, bias_grad: Tensor) -> _Answer:
+    """One sample: every row is a multiple of its input."""
+    return _Answer(dense.invert_single(weight_grad, bias_grad).unsqueeze(0), None, dense.DenseStatus.LAYER)
+
+
+def _solve_stack(observation: Observation, gradient: Update, network: NetworkMap, batch: int) -> _Answer | None:
     """Solve the output layer for its inputs and go back layer by layer; None where the network is no dense stack."""
-    stack, scale = network.stack(), batch_gradient_factor(round, observation.knowledge)
-    if stack is None or scale is None or not losses.is_cross_entropy(observation.knowledge.loss):
+    stack, round = network.stack(), observation.round
+    if stack is None or not losses.is_cross_entropy(observation.knowledge.loss):
         return None
     layers, activations = stack
     if any(layer.bias is None or layer.bias not in gradient for layer in layers):
         return None
-    gradients = [
-        (scale * weight_grad.double(), scale * bias_grad.double())
-        for weight_grad, bias_grad in (_gradient(layer, gradient) for layer in layers)
-    ]
+    gradients = [_gradient(layer, gradient) for layer in layers]
     last = layers[-1]
     weight, bias = round.params[last.weight], round.params[last.bias or ""]
-    solution, counts = _solve_output(weight, bias, *gradients[-1], network.outputs, batch)
+    solution, counts = min(
+        # Of a difference it may be unknown what was subtracted from what.
+        (
+            _solve_output(weight, bias, gradients[-1], sign * gradients[-1][1], network.outputs, batch)
+            for sign in ((1, -1) if round.kind == "delta" else (1,))
+        ),
+        key=lambda reading: reading[0].residual,
+    )
     if not math.isfinite(solution.residual):
         return None
     status, inputs, residual = solution.status, solution.inputs, solution.residual
@@ -151,15 +172,13 @@ def _solve_stack(
             _polish(start, round, layers, activations, gradients[0], counts) for start in (inputs, fitting_most)
         ]
         inputs, residual = min(polished, key=lambda answer: answer[1])
-        if not dense.explains(residual, weight.dtype):
-            status = dense.DenseStatus.RESIDUAL
-    return _Answer(inputs, counts.nonzero().flatten(), residual, status)
+    return _Answer(inputs, counts.nonzero().flatten(), status)
 
 
 def _polish(
     inputs: Tensor,
     round: Round,
-    layers: tuple[DenseLayer, ...],
+    layers: tuple[Operation, ...],
     activations: tuple[Activation, ...],
     gradient: tuple[Tensor, Tensor],
     counts: Tensor,
@@ -183,18 +202,29 @@ def _polish(
 
 
 def _solve_output(
-    weight: Tensor, bias: Tensor, weight_grad: Tensor, bias_grad: Tensor, some_outputs: Tensor, batch: int
+    weight: Tensor,
+    bias: Tensor,
+    gradient: tuple[Tensor, Tensor],
+    class_grad: Tensor,
+    some_outputs: Tensor,
+    batch: int,
 ) -> tuple[dense.OutputLayerSolution, Tensor]:
-    """Solve the output layer under several readings of the labels; keep the one that explains the gradient best."""
+    """Solve the output layer under several readings of the labels; keep the one that explains the gradient best.
+
+    class_grad (classes,): the bias gradient, negative where a class may be present.
+    """
     guess = torch.softmax(some_outputs.double(), dim=1).mean(0)
-    waiting = [None, torch.full_like(guess, 1 / len(guess)), guess]
+    waiting: list[tuple[Tensor | None, float | None]] = [(None, None), (torch.full_like(guess, 1 / len(guess)), None)]
+    waiting.append((guess, None))
     tried: dict[tuple[int, ...], dense.OutputLayerSolution] = {}
     while waiting and len(tried) < MOST_READINGS:
-        counts = labels.label_counts(bias_grad.double(), batch, probabilities=waiting.pop(0)).counts
+        probabilities, scale = waiting.pop(0)
+        counts = labels.label_counts(class_grad.double(), batch, probabilities=probabilities, scale=scale).counts
         key = tuple(counts.tolist())
         if key not in tried:
-            tried[key] = dense.solve_output_layer(weight, bias, weight_grad, bias_grad, counts)
-            waiting.append(tried[key].signals.sum(0) + counts.to(guess) / batch)
+            tried[key] = dense.solve_output_layer(weight, bias, *gradient, counts)
+            predicted = tried[key].signals.sum(0) + counts.to(guess) / batch
+            waiting.append((predicted, dense.scale_of(tried[key].signals.sum(0), class_grad.double())))
     best = min(tried, key=lambda key: tried[key].residual)
     return tried[best], torch.tensor(best)
 
@@ -205,4 +235,4 @@ def _rows(weight_grad: Tensor, bias_grad: Tensor, batch: int, floor: float) -> _
     rows = dense.invert_dense(weight_grad[strongest], bias_grad[strongest], floor=floor)
     agreed = dense.agreeing_rows(rows)
     chosen = agreed if agreed.status is dense.DenseStatus.AGREED else rows
-    return _Answer(chosen.inputs[:batch], None, None, chosen.status)
+    return _Answer(chosen.inputs[:batch], None, chosen.status)

@@ -54,14 +54,10 @@ NO_SUMS = (
 class Disaggregation(Reduction, Attack):
     """Every user's update out of sums over cohorts, while the server sends the same model in every round.
 
-    It works from the participation, where that is known, or from how often each user took part in windows of rounds
-    (`windows`, `counts`). count_tolerance: by how much a count may be off. certify: prove that the answer is the only
-    one. time_limit: seconds for what is left to integer programs. executor: where these run, `Processes()` for several
-    at a time.
-
-    As a reduction it hands each user's update on; as an attack it returns the updates themselves. Where a client's
-    update varies from round to round, what comes out is its mean over the rounds. Means are turned back into sums with
-    `cohort_sizes`, weighted means with the samples behind each round (`batch_size`) and each user's (`examples`).
+    It works from the participation, or from how often each user took part in windows of rounds (`windows`, `counts`). A
+    user's update is the mean over the rounds. Means become sums again with `cohort_sizes`, weighted means with the
+    samples behind each round (`batch_size`) and each user's (`examples`). count_tolerance: by how much a count may be
+    off. certify: prove the answer. time_limit: seconds for integer programs, which run on `executor`.
     """
 
     count_tolerance: int = 0
@@ -316,10 +312,7 @@ def _samples(batch_size: int | tuple[int, ...], rounds: int) -> Tensor:
 
 
 def _touched(recovery: Participation, candidates: Tensor) -> Tensor:
-    """(users,) whose update would be another one if an ambiguous user's column were one of its alternatives.
-
-    With p_i replaced by a = P x, the same sums are explained by g_j - (x_j / x_i) g_i in place of g_j.
-    """
+    """(users,) whose update would change if an ambiguous user's column p_i were an alternative a = P x: x_j != 0."""
     users = candidates.nonzero().flatten()
     touched = torch.zeros_like(candidates)
     inverse = torch.linalg.pinv(recovery.matrix[:, users].double())

@@ -33,7 +33,7 @@ from fedprism.errors import BadInput, MissingKnowledge, NotApplicable
 from fedprism.network.network_map import network_map
 from fedprism.solvers.matching.priors import TotalVariation
 from fedprism.solvers.separation.decode import Decoding, decode_mixtures
-from fedprism.types import Ambiguity, Knowledge, Observation, Reconstruction, is_soft
+from fedprism.types import Knowledge, Observation, Reconstruction, is_soft
 
 
 def known_labels(variation: TotalVariation) -> GradientMatching:
@@ -50,18 +50,12 @@ class Encodings(Attack):
     """Whether entries carry random signs (InstaHide); all samples may then as well be their negatives."""
     ridge: float = 1e-3
     """Against errors of the encodings, relative to the largest squared singular value of the mixing."""
-    starts: int = 3
-    """Of the search for signs."""
-    search_iterations: int = 200
 
     citation: ClassVar[str] = "Huang et al. 2021; Carlini et al. 2021 (decoding of MixUp and InstaHide)"
 
     def __post_init__(self) -> None:
-        if not self.ridge >= 0 or self.starts < 1 or self.search_iterations < 1:
-            raise BadInput(
-                f"expected a ridge of at least 0 and at least one start and one search iteration, found {self.ridge}, "
-                f"{self.starts} and {self.search_iterations}; change the one that is out of range."
-            )
+        if not self.ridge >= 0:
+            raise BadInput(f"expected a ridge of at least 0, found {self.ridge}; 0.001 is usual.")
 
     @property
     def needs(self) -> frozenset[str]:
@@ -113,16 +107,13 @@ class Encodings(Attack):
             masked=self.masked,
             samples=samples,
             ridge=self.ridge,
-            starts=self.starts,
-            iterations=self.search_iterations,
             rng=rng,
         )
-        either_way: frozenset[Ambiguity] = frozenset({"sign"}) if decoded.ambiguity else frozenset()
         weights = "weights known" if coefficients is not None else "weights read off the soft labels"
         return Reconstruction(
             inputs=decoded.inputs,
             labels=_classes(decoded, mapping, soft),
-            ambiguity=either_way,
+            ambiguity=frozenset({"sign"} if decoded.ambiguity else ()),
             status=f"{len(encodings)} encodings of {len(decoded.inputs)} samples, {weights}; {decoded.status}",
             diagnostics={
                 "encodings": encodings.cpu(),
@@ -143,22 +134,17 @@ class Encodings(Attack):
                 "use an inner attack that answers for every sample of a batch."
             )
         # Rows that were fitted to different soft labels come in the order of these.
-        guided = (
-            "labels" in self.inner.needs
-            and isinstance(labels, Tensor)
-            and len(torch.unique(labels, dim=0)) == len(labels)
-        )
-        open_still = encodings.ambiguity - ({"order"} if size == 1 or guided else set())
-        open_still -= {"sign"} if self.masked else set()
-        if open_still:
+        distinct = isinstance(labels, Tensor) and len(torch.unique(labels, dim=0)) == len(labels)
+        ordered = size == 1 or ("labels" in self.inner.needs and distinct)
+        if unknown := encodings.ambiguity - ({"order"} if ordered else set()) - ({"sign"} if self.masked else set()):
             raise NotApplicable(
                 f"{self.name} expects encodings of which it is known which is which, found {self.inner.name} to leave "
-                f"the {' and '.join(sorted(open_still))} open; grant soft labels that differ to an attack that uses "
+                f"the {' and '.join(sorted(unknown))} open; grant soft labels that differ to an attack that uses "
                 "them, or attack updates of one mixture."
             )
-        soft = labels if isinstance(labels, Tensor) and is_soft(labels) else None
-        soft = soft if soft is not None else _read_off(single, encodings.tensor)
-        return _Answer(encodings.tensor, soft, encodings.status)
+        if isinstance(labels, Tensor) and is_soft(labels):
+            return _Answer(encodings.tensor, labels, encodings.status)
+        return _Answer(encodings.tensor, _soft_label(single, encodings.tensor), encodings.status)
 
 
 def mixup_decoding() -> Encodings:
@@ -209,7 +195,7 @@ def _either_sign(single: Observation) -> Observation:
     return replace(single, knowledge=known)
 
 
-def _read_off(single: Observation, inputs: Tensor) -> Tensor | None:
+def _soft_label(single: Observation, inputs: Tensor) -> Tensor | None:
     """The soft label of an update's one mixture, since the last bias gradient is softmax(outputs) - label, or None."""
     (round,), model = single.rounds, single.model
     if len(inputs) != 1 or round.kind != "gradient" or model is None:

@@ -1,7 +1,4 @@
-"""Scalar fields of an attack as command-line flags: `--iterations 200 --labels known --no-unroll`.
-
-The scalar fields of a value that an attack holds, such as `starts`, are flags like its own: `--restarts 3`.
-"""
+"""Scalar fields of an attack, and of values it holds such as `starts`, as flags: `--iterations 200 --no-unroll`."""
 
 from __future__ import annotations
 
@@ -61,10 +58,7 @@ def usage(attack: Attack) -> str:
 
 
 def apply(words: Sequence[str], attack: AttackT, *, siblings: Sequence[str] = ()) -> tuple[AttackT, list[str]]:
-    """The attack with the flags among `words` set, and the words that are no flags.
-
-    `siblings` are the command's own flags, which a misspelt one may have meant.
-    """
+    """The attack with its flags among `words` set, and the words that are no flags; `siblings`: the command's flags."""
     known = {name.replace("_", "-"): setting.kind for name, setting in settings(type(attack)).items()}
     changes: dict[str, Any] = {}
     others: list[str] = []

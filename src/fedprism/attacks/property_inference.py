@@ -64,8 +64,8 @@ class Negative:
 class PropertyInference(Attack):
     """How likely each update's client, or a client in each aggregate's cohort, holds samples with the property.
 
-    The attacker's own data (`public_data`) are dealt out to made-up clients, half of whom have the property: `share` of
-    their samples has it. shadows: how many such clients. widest: weight tensors with more connections are left out.
+    `public_data` are dealt out to `shadows` made-up clients; of half of them `share` of the samples have the property.
+    widest: weight tensors with more connections are left out.
     """
 
     sought: Property = HoldsClass()

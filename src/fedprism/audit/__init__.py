@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 
 from fedprism.audit.execution import AuditProgress, run_audit
-from fedprism.audit.gates import Gate, parse_gate, verdicts
+from fedprism.audit.gates import Checks, Conclusion, Gate, parse_gate
 from fedprism.audit.grid import Grid, lay_out
 from fedprism.audit.materials import Setup, plan_folder
 from fedprism.audit.plan import Plan, checked_plan, load_plan, parse_plan
@@ -21,6 +21,8 @@ from fedprism.audit.results import Audit, load_audit
 __all__ = [
     "Audit",
     "AuditProgress",
+    "Checks",
+    "Conclusion",
     "Gate",
     "Grid",
     "Plan",
@@ -33,7 +35,6 @@ __all__ = [
     "parse_plan",
     "prepare",
     "run_audit",
-    "verdicts",
 ]
 
 

@@ -13,7 +13,9 @@ from fedprism.audit.materials import Materials
 from fedprism.audit.plan import Plan, RecordedPart
 from fedprism.errors import FedprismError
 from fedprism.network.batchnorm import batchnorm_layers
+from fedprism.network.lookups import coded_pass
 from fedprism.network.network_map import network_map
+from fedprism.network.patches import patch_layer
 from fedprism.threats import THREATS, ThreatModel
 from fedprism.types import Knowledge, Observation, Round
 
@@ -136,6 +138,8 @@ def _why_not(probe: Observation, plan: Plan, *, tampering: bool) -> dict[str, st
     """For every attack of the table why it is not chosen; None where it is."""
     circumstances = Circumstances(
         dense_layer_first=_dense_first(probe),
+        looks_up=_looks_up(probe),
+        patches_with_positions=_patches_with_positions(probe),
         batchnorm_between=_normalises(probe),
         tampers=tampering,
         mixes=any(entry.name in MIXING for chain in plan.grid.defenses for entry in chain),
@@ -183,6 +187,23 @@ def _dense_first(probe: Observation) -> bool:
         return network_map(probe).fed_by_input() is not None
     except FedprismError:
         return False
+
+
+def _looks_up(probe: Observation) -> bool:
+    """Whether entries of the input are looked up in tables."""
+    try:
+        return bool(coded_pass(probe).lookups)
+    except FedprismError:
+        return False
+
+
+def _patches_with_positions(probe: Observation) -> bool:
+    """Whether the input is cut into patches whose gradients a position parameter gives away."""
+    try:
+        layer = patch_layer(probe)
+    except FedprismError:
+        return False
+    return layer is not None and layer.position is not None
 
 
 def probe_of(materials: Materials) -> Observation:

@@ -129,6 +129,11 @@ class Entry(Strict):
         return {key.replace("-", "_"): value for key, value in self.settings.items()}
 
 
+def in_words(settings: Mapping[str, Any]) -> str:
+    """Settings as a call shows them."""
+    return ", ".join(f"{key}={value}" for key, value in settings.items())
+
+
 class AttackEntry(Entry):
     then: AttackEntry | None = Field(default=None, description="the attack on each part that this one splits off")
 
@@ -161,7 +166,9 @@ class AttackEntry(Entry):
 
     @property
     def label(self) -> str:
-        return self.name if self.then is None else f"{self.name} then {self.then.label}"
+        """As the plan says it, with every setting: idlg(iterations=150)."""
+        label = f"{self.name}({in_words(self.settings)})" if self.settings else self.name
+        return label if self.then is None else f"{label} then {self.then.label}"
 
 
 class DefenseEntry(Entry):

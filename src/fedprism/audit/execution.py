@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from fedprism.audit.exports import export
-from fedprism.audit.gates import Gate, judged
+from fedprism.audit.gates import Checks, Conclusion
 from fedprism.audit.grid import Grid, lay_out
 from fedprism.audit.materials import Setup
 from fedprism.audit.results import FORMAT, PLAN, RESULTS, RUN, Audit, load_audit
 from fedprism.audit.summary import Summary, summarised
+from fedprism.audit.system import weights
 from fedprism.audit.trials import trial_of
 from fedprism.errors import BadInput
 from fedprism.experiments import Outcome, ResultStore, run_trials
@@ -52,7 +53,7 @@ def run_audit(
     resume: bool = False,
     executor: Executor | None = None,
     device: str | None = None,
-    gates: Sequence[Gate] = (),
+    checks: Checks | None = None,
     listen: Listener = lambda progress: None,
     grid: Grid | None = None,
 ) -> Audit:
@@ -72,7 +73,7 @@ def run_audit(
         for outcome in run_trials(trials, store, executor, device=device):
             done += 1
             listen(AuditProgress(done=done, total=len(grid.cells), earlier=earlier, outcome=outcome))
-        _conclude(store, setup, grid, gates)
+        _conclude(store, setup, grid, checks or Checks())
     return load_audit(store.root)
 
 
@@ -120,25 +121,27 @@ def _differences(before: Any, now: Any, path: str = "") -> list[str]:
     return [path.removeprefix(".").removeprefix("plan.")] if before != now else []
 
 
-def _conclude(store: ResultStore, setup: Setup, grid: Grid, gates: Sequence[Gate]) -> None:
-    """results.json and what is made from it. Records are read one at a time."""
+def _conclude(store: ResultStore, setup: Setup, grid: Grid, checks: Checks) -> None:
+    """results.json and what is made from it: the one place where gates are judged. Records are read one at a time."""
     rows = summarised(store.get(cell.key) for cell in grid.cells)
-    for name, content in export(setup.plan.title, rows, setup.plan.scores.metrics, grid.skipped, gates).items():
+    conclusion = checks.concluded(rows, weights(setup.plan.as_json()))
+    for name, content in export(setup.plan, rows, grid.skipped, conclusion).items():
         _put(store, name, content)
     _write_run(store, grid)
-    _write_results(store, setup, grid, rows, gates)
+    _write_results(store, setup, grid, rows, conclusion)
 
 
 def _write_results(
-    store: ResultStore, setup: Setup, grid: Grid, rows: Sequence[Summary], gates: Sequence[Gate]
+    store: ResultStore, setup: Setup, grid: Grid, rows: Sequence[Summary], conclusion: Conclusion
 ) -> None:
     head = {
         "format": FORMAT,
         "plan": _without_paths(setup.plan.as_json()),
+        "fingerprint": setup.fingerprint(),
         "versions": json_text.versions(),
         "columns": _columns(setup),
         "skipped": [vars(each) for each in grid.skipped],
-        "gates": [judgement.as_dict() for judgement in judged(rows, gates)],
+        "conclusion": conclusion.as_dict(),
         "summary": [row.as_dict() for row in rows],
     }
     with store.writing():

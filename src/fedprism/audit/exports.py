@@ -14,9 +14,12 @@ from rich import box
 from rich.table import Table
 
 from fedprism.audit.choosing import Skipped
-from fedprism.audit.gates import Gate, Judgement, judged, verdicts
-from fedprism.audit.summary import Summary, title
-from fedprism.evaluation.severity import Figure
+from fedprism.audit.gates import Conclusion, Judgement
+from fedprism.audit.plan import Plan
+from fedprism.audit.summary import Summary, situation_title, title
+from fedprism.audit.system import system
+from fedprism.evaluation.severity import Figure, number
+from fedprism.evaluation.verdict import because, situations, verdict
 
 SETTING = (
     "kind",
@@ -33,9 +36,10 @@ SETTING = (
 )
 
 LEGEND = (
-    "Means over the samples that an attack answered for and over seeds, with the 95 % interval over seeds. In brackets "
-    "the best of the null baselines (blank, mean, noise, another sample): an attack that is no better recovered "
-    "nothing that the metric sees."
+    "Means over the samples that an attack answered for and over seeds, with the 95% interval from five seeds on and "
+    "with the values of the seeds before that. In brackets the best of the baselines (blank, mean, noise, another "
+    "sample): an attack that is no better recovered nothing that the metric sees. Ceiling: what no attacker exceeds on "
+    "average, under the assumptions that the report states."
 )
 NARROW = 10
 """Letters of a line for a number: its interval and what a guess scores stand below."""
@@ -56,12 +60,14 @@ def table(rows: Sequence[Summary], metrics: Sequence[str]) -> Table:
     blind = not names and any(row.residuals for row in rows)
     shown.add_column("configuration", overflow="fold")
     extra = [*(["residual"] if blind else []), *(["accuracy"] if costed else [])]
-    for column in (*names, "answered", "labels", *extra, "outcome"):
+    bounded = any(row.ceiling is not None for row in rows)
+    for column in (*names, *(["ceiling"] if bounded else []), "answered", "labels", *extra, "outcome"):
         shown.add_column(column, justify="right" if column in names else "left", overflow="fold", max_width=NARROW)
     for row in rows:
         shown.add_row(
             _differing(row, differing) or title(row.cell),
             *(_figure(row.figure(name)) for name in names),
+            *([_ceiling(row)] if bounded else []),
             _answered(row),
             _labels(row),
             *([_number(_mean(row.residuals))] if blind else []),
@@ -78,31 +84,25 @@ def _differing(row: Summary, keys: Sequence[str]) -> str:
     return ", ".join(words.get(key, "{}").format(value) for key, value in values.items())
 
 
-def markdown(
-    name: str, rows: Sequence[Summary], metrics: Sequence[str], skipped: Sequence[Skipped], gates: Sequence[Gate]
-) -> str:
-    """For a pull request: the gates' verdict first, then the numbers, then what was not tested."""
-    names = _measured(rows, metrics)
-    lines = [f"# {_cell(name or 'Privacy audit')}", ""]
-    closed = verdicts(rows, gates)
-    if gates:
-        lines += [
-            "**The gate is closed.**" if closed else "**The gate is open.**",
-            "",
-            *_judgements(judged(rows, gates)),
-        ]
-    if closed:
-        lines += [*(f"- {_cell(sentence)}" for sentence in closed), ""]
+def markdown(plan: Plan, rows: Sequence[Summary], skipped: Sequence[Skipped], conclusion: Conclusion) -> str:
+    """For a pull request: the verdict and the gates first, then the numbers, then what was not tested."""
+    names = _measured(rows, plan.scores.metrics)
+    said, *failures = conclusion.sentences
+    lines = [f"# {_cell(plan.title or 'Privacy audit')}", "", f"**{_cell(said)}** {_cell(system(plan.as_json()))}", ""]
+    if conclusion.gates:
+        lines += [*_judgements(conclusion.gates), *(f"- {_cell(sentence)}" for sentence in failures)]
+        lines += [""] if failures else []
+    attacks = [row for row in rows if row.cell["kind"] != "utility"]
+    lines += _settings(attacks)
     lines += [
         LEGEND,
         "",
-        f"| configuration | {' | '.join([*names, 'answered', 'labels', 'outcome'])} |",
-        f"|---|{'---|' * (len(names) + 3)}",
+        f"| configuration | {' | '.join([*names, 'ceiling', 'answered', 'labels', 'outcome'])} |",
+        f"|---|{'---|' * (len(names) + 4)}",
     ]
-    attacks = [row for row in rows if row.cell["kind"] != "utility"]
     for row in attacks:
         figures = [_figure(row.figure(metric)) for metric in names]
-        shown = " | ".join([*figures, _answered(row), _labels(row), _outcome(row)])
+        shown = " | ".join([*figures, _ceiling(row), _answered(row), _labels(row), _outcome(row)])
         lines.append(f"| {_cell(title(row.cell))} | {shown} |")
     lines += [*_by_column(attacks), *_of_recordings(attacks), *_costs(rows)]
     if skipped:
@@ -134,7 +134,7 @@ def as_parquet(rows: Sequence[Summary]) -> bytes | None:
     return file.getvalue()
 
 
-def junit(rows: Sequence[Summary], gates: Sequence[Gate]) -> bytes:
+def junit(rows: Sequence[Summary], conclusion: Conclusion) -> bytes:
     """One test case a configuration: a tripped gate is a failure, a failed cell an error."""
     counts = {"tests": len(rows), "failures": 0, "errors": 0, "skipped": 0}
     suite = ElementTree.Element("testsuite", name="fedprism audit")
@@ -142,10 +142,11 @@ def junit(rows: Sequence[Summary], gates: Sequence[Gate]) -> bytes:
         case = ElementTree.SubElement(
             suite, "testcase", classname=_clean(row.cell["kind"]), name=_clean(title(row.cell))
         )
+        gates = [judgement.gate for judgement in conclusion.gates]
         tripped = [(gate, value) for gate in gates if (value := gate.tripped(row)) is not None]
         reasons = _clean("; ".join(row.reasons))
         if tripped:
-            said = "; ".join(f"{gate.metric} {value:.4g} is above {gate.limit:g}" for gate, value in tripped)
+            said = "; ".join(f"{value:.4g} fails {gate.flag}" for gate, value in tripped)
             ElementTree.SubElement(case, "failure", message=said)
             counts["failures"] += 1
         elif row.outcomes.get("failed"):
@@ -159,25 +160,32 @@ def junit(rows: Sequence[Summary], gates: Sequence[Gate]) -> bytes:
     return text + b"\n"
 
 
-def export(
-    name: str, rows: Sequence[Summary], metrics: Sequence[str], skipped: Sequence[Skipped], gates: Sequence[Gate]
-) -> dict[str, bytes]:
+def export(plan: Plan, rows: Sequence[Summary], skipped: Sequence[Skipped], conclusion: Conclusion) -> dict[str, bytes]:
     """The files beside results.json."""
     files = {
-        "summary.md": markdown(name, rows, metrics, skipped, gates).encode(),
+        "summary.md": markdown(plan, rows, skipped, conclusion).encode(),
         "results.csv": as_csv(rows),
-        "junit.xml": junit(rows, gates),
+        "junit.xml": junit(rows, conclusion),
     }
     parquet = as_parquet(rows)
     return files if parquet is None else {**files, "results.parquet": parquet}
 
 
 def _judgements(judgements: Iterable[Judgement]) -> list[str]:
-    lines = ["| gate | verdict | highest | configuration |", "|---|---|---|---|"]
+    lines = ["| gate | result | worst value | configuration |", "|---|---|---|---|"]
     for each in judgements:
-        verdict = "passed" if each.passed else "closed"
+        result = "passed" if each.passed else "failed"
         worst = "" if each.worst is None else _cell(each.worst)
-        lines.append(f"| {_cell(str(each.gate))} | {verdict} | {_number(each.value)} | {worst} |")
+        lines.append(f"| {_cell(each.gate.flag)} | {result} | {_number(each.value)} | {worst} |")
+    return [*lines, ""]
+
+
+def _settings(rows: Sequence[Summary]) -> list[str]:
+    """One line per setting: its verdict over all attacks, and why."""
+    lines = ["| setting | verdict | evidence |", "|---|---|---|"]
+    for members in situations(rows):
+        setting = situation_title(members[0].cell)
+        lines.append(f"| {_cell(setting)} | {verdict(members)} | {_cell(because(members))} |")
     return [*lines, ""]
 
 
@@ -192,6 +200,7 @@ def _flat(row: Summary) -> dict[str, Any]:
         line |= {f"{name}_closest": figure.closest, f"{name}_null": figure.null}
     line |= {f"column {name}": _mean(values) for name, values in row.by_column.items()}
     line |= {"labels_leaked": _mean(list(map(float, row.labels))), "residual": _mean(row.residuals)}
+    line |= {"ceiling": None if row.ceiling is None else row.ceiling.value}
     line |= {"accuracy": row.accuracy, "epsilon": row.epsilon, "time_factor": row.time_factor}
     return {**line, "status": "; ".join(row.statuses), "reason": "; ".join(row.reasons)}
 
@@ -256,9 +265,17 @@ def _figure(figure: Figure | None) -> str:
     if figure is None:
         return ""
     shown = _number(figure.mean)
-    if figure.low is not None and figure.high is not None and math.isfinite(figure.low):
-        shown += f" ±{_number((figure.high - figure.low) / 2)}"
+    if figure.low is not None and figure.high is not None:
+        shown += f" [{_number(figure.low)} to {_number(figure.high)}]"
+    elif len(figure.by_seed) > 1:
+        shown += f" [{', '.join(map(_number, figure.by_seed))}]"
     return shown if figure.null is None else f"{shown} ({_number(figure.null)})"
+
+
+def _ceiling(row: Summary) -> str:
+    if row.ceiling is None:
+        return "" if row.cell["kind"] == "utility" else "unknown"
+    return number(row.ceiling.metric, row.ceiling.value)
 
 
 def _answered(row: Summary) -> str:

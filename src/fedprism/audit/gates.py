@@ -1,131 +1,190 @@
-"""The gates that a pipeline stops at: `--fail-above psnr=15`."""
+"""The checks that stop a pipeline (`--fail-above psnr=15`), and the conclusion of an audit: verdict and exit code."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from fedprism.audit.summary import Summary, title
 from fedprism.errors import BadInput
-from fedprism.evaluation.severity import HIGHER_IS_CLOSER
-from fedprism.metrics import METRICS
+from fedprism.evaluation.severity import HIGHER_IS_CLOSER, number
+from fedprism.evaluation.verdict import MEANING, Verdict, ceiling_of, inconclusive, situations, verdict
 from fedprism.naming import nearest
+
+Kind = Literal["above", "below", "ceiling-above"]
+SINGLE = {"above": "max-", "below": "min-"}
+"""What a metric begins with if a gate is about the best-recovered sample and not about the mean."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gate:
-    """`--fail-above psnr=15`: no configuration's mean over samples and seeds may lie above.
+    """`--fail-above psnr=15`: fails if any configuration's mean over samples and seeds is above.
 
-    `max-psnr=15` is about the single sample that came back best.
+    `max-psnr=15` checks the best-recovered sample. `--fail-below mse=0.01` is for metrics that are lower where more
+    leaks, `--fail-ceiling-above 20` for the bound on every attacker, known to the tested attacks or not.
     """
 
-    metric: str
+    metric: str = ""
     limit: float
     single: bool = False
+    kind: Kind = "above"
 
     def __str__(self) -> str:
-        return f"{'max-' if self.single else ''}{self.metric}={self.limit:g}"
+        if self.kind == "ceiling-above":
+            return f"{self.limit:g}"
+        return f"{SINGLE[self.kind] if self.single else ''}{self.metric}={self.limit:g}"
+
+    @property
+    def flag(self) -> str:
+        return f"--fail-{self.kind} {self}"
 
     def value(self, row: Summary) -> float | None:
-        """What of a configuration the gate is about; None where it was not measured."""
+        """What the gate is about in one configuration; None if it was not measured."""
+        if self.kind == "ceiling-above":
+            ceiling = ceiling_of([row])
+            return None if ceiling is None else ceiling.value
         figure = row.figure(self.metric)
         return None if figure is None else figure.closest if self.single else figure.mean
 
     def tripped(self, row: Summary) -> float | None:
-        """The value that is too high, or is no number; or None."""
+        """The value beyond the limit, or one that is no number; else None."""
         value = self.value(row)
-        return value if value is not None and not value <= self.limit else None
+        within = value is None or (value >= self.limit if self.kind == "below" else value <= self.limit)
+        return None if within else value
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """What an audit says about a gate. A gate that nothing was measured for, or with a failed cell, is not passed."""
+    """What an audit says about a gate: it passes only with evidence that nothing is beyond the limit."""
 
     gate: Gate
     worst: str | None
-    """The configuration with the highest value."""
+    """The configuration that leaks most by this gate."""
     value: float | None
-    above: int
-    """How many configurations lie above the limit."""
+    beyond: int
+    """How many configurations are beyond the limit."""
     failed_cells: int
+    inconclusive: int
+    """Settings without evidence: nothing was recovered, and no ceiling shows protection."""
 
     @property
     def passed(self) -> bool:
-        return self.value is not None and not self.above and not self.failed_cells
+        return self.value is not None and not self.beyond and not self.failed_cells and not self.inconclusive
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why it fails, one sentence each."""
+        if self.value is None:
+            return (f"Nothing was measured for {self.gate.flag}.",)
+        sentences = []
+        if self.beyond:
+            value, limit = (number(self.gate.metric, each) for each in (self.value, self.gate.limit))
+            sentences.append(f"{self.worst}: {value} is beyond the limit of {limit}; {self.beyond} in all.")
+        if self.failed_cells:
+            sentences.append(f"{self.failed_cells} cells failed; what was not tested cannot pass.")
+        if self.inconclusive:
+            sentences.append(
+                f"{self.inconclusive} settings are inconclusive: failed attacks are not protection "
+                "(--allow-inconclusive lets them pass)."
+            )
+        return tuple(sentences)
+
+    def as_dict(self) -> dict[str, Any]:
+        about = {"gate": str(self.gate), "flag": self.gate.flag, **vars(self.gate), "passed": self.passed}
+        return {**about, **{name: value for name, value in vars(self).items() if name != "gate"}, "why": self.reasons}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conclusion:
+    """What an audit comes to. Made once per command, and kept in results.json."""
+
+    verdict: Verdict
+    weights: str
+    """Where the model's weights come from."""
+    gates: tuple[Judgement, ...] = ()
+    allow_untested: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        """2 if nothing was tested, 1 if a gate failed, else 0."""
+        if self.verdict is Verdict.NOT_TESTED:
+            return 0 if self.allow_untested else 2
+        return 0 if all(gate.passed for gate in self.gates) else 1
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """The verdict and why gates fail, for terminals and pull requests."""
+        said = f"{self.verdict.upper()} ({self.weights}): {MEANING[self.verdict]}."
+        return (said, *(f"Failed {gate.gate.flag}: {' '.join(gate.reasons)}" for gate in self.gates if not gate.passed))
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "gate": str(self.gate),
-            **vars(self.gate),
-            "passed": self.passed,
-            "worst": self.worst,
-            "value": self.value,
-            "above": self.above,
-            "failed_cells": self.failed_cells,
+            "verdict": self.verdict,
+            "exit_code": self.exit_code,
+            "sentences": self.sentences,
+            "gates": [gate.as_dict() for gate in self.gates],
         }
 
 
-def parse_gate(text: str, metrics: Sequence[str]) -> Gate:
+@dataclass(frozen=True, kw_only=True)
+class Checks:
+    """What the user asked to be checked."""
+
+    gates: tuple[Gate, ...] = ()
+    allow_inconclusive: bool = False
+    allow_untested: bool = False
+
+    def concluded(self, rows: Sequence[Summary], weights: str) -> Conclusion:
+        """The verdict on the configurations of an audit, and what comes of each gate."""
+        attacks = [row for row in rows if row.cell["kind"] != "utility"]
+        return Conclusion(
+            verdict=verdict(attacks),
+            weights=weights,
+            gates=tuple(self._judged(gate, attacks, sum(row.failed for row in rows)) for gate in self.gates),
+            allow_untested=self.allow_untested,
+        )
+
+    def _judged(self, gate: Gate, rows: Sequence[Summary], failed_cells: int) -> Judgement:
+        values = [(value, row) for row in rows if (value := gate.value(row)) is not None]
+        choose = min if gate.kind == "below" else max
+        value, worst = choose(values, key=lambda pair: pair[0], default=(None, None))
+        # A ceiling gate needs a ceiling in every setting; the other gates need a verdict in every setting.
+        if gate.kind == "ceiling-above":
+            open_settings = sum(ceiling_of(members) is None for members in situations(rows))
+        else:
+            open_settings = len(inconclusive(rows))
+        return Judgement(
+            gate=gate,
+            worst=None if worst is None else title(worst.cell),
+            value=value,
+            beyond=sum(gate.tripped(row) is not None for row in rows),
+            failed_cells=failed_cells,
+            inconclusive=0 if self.allow_inconclusive else open_settings,
+        )
+
+
+def parse_gate(text: str, metrics: Sequence[str], kind: Literal["above", "below"] = "above") -> Gate:
     """A gate from METRIC=VALUE, about one of these metrics."""
-    name, equals, number = text.partition("=")
-    single = name.startswith("max-")
-    metric = name.removeprefix("max-")
-    usable = [word for word in metrics if HIGHER_IS_CLOSER.get(word, False)]
+    name, equals, limit_text = text.partition("=")
+    single = name.startswith(SINGLE[kind])
+    metric = name.removeprefix(SINGLE[kind])
+    usable = [word for word in metrics if word in HIGHER_IS_CLOSER and HIGHER_IS_CLOSER[word] == (kind == "above")]
+    example = f"{usable[0] if usable else 'psnr' if kind == 'above' else 'mse'}={15 if kind == 'above' else 0.01}"
     try:
-        limit = float(number)
+        limit = float(limit_text)
         if not equals or not math.isfinite(limit):
             raise ValueError
     except ValueError as error:
-        raise BadInput(f"expected --fail-above METRIC=VALUE, found '{text}'; write psnr=15, for example.") from error
-    if metric in METRICS and not HIGHER_IS_CLOSER[metric]:
+        raise BadInput(f"expected --fail-{kind} METRIC=VALUE, found '{text}'; write {example}, for example.") from error
+    if metric in HIGHER_IS_CLOSER and HIGHER_IS_CLOSER[metric] != (kind == "above"):
+        other, direction = ("below", "lower") if kind == "above" else ("above", "higher")
         raise BadInput(
-            f"expected a metric for --fail-above that is higher where more leaks, found {metric}, which is lower; use "
-            f"{' or '.join(usable) or 'psnr'}."
+            f"expected a metric for --fail-{kind}, found {metric}, which is {direction} where more leaks; "
+            f"write --fail-{other} {text}."
         )
     if metric not in usable:
-        hint = nearest(metric, usable) if usable else "add psnr to scores.metrics of the plan."
-        raise BadInput(f"expected a metric of the plan for --fail-above, found '{metric}'; {hint}")
-    return Gate(metric=metric, limit=limit, single=single)
-
-
-def judged(rows: Sequence[Summary], gates: Sequence[Gate]) -> list[Judgement]:
-    """Each gate with the configuration that comes closest to closing it, or lies farthest behind it."""
-    attacks = [row for row in rows if row.cell["kind"] != "utility"]
-    failed = sum(row.outcomes.get("failed", 0) for row in rows)
-    judgements = []
-    for gate in gates:
-        values = [(value, row) for row in attacks if (value := gate.value(row)) is not None]
-        value, worst = max(values, key=lambda pair: pair[0], default=(None, None))
-        judgements.append(
-            Judgement(
-                gate=gate,
-                worst=None if worst is None else title(worst.cell),
-                value=value,
-                above=sum(gate.tripped(row) is not None for row in attacks),
-                failed_cells=failed,
-            )
-        )
-    return judgements
-
-
-def verdicts(rows: Sequence[Summary], gates: Sequence[Gate]) -> list[str]:
-    """Why a pipeline should stop, one sentence each; none where it may go on.
-
-    A cell that failed was not tested, and a gate that nothing was measured for was not passed.
-    """
-    sentences = []
-    attacks = [row for row in rows if row.cell["kind"] != "utility"]
-    for judgement in judged(rows, gates):
-        gate = judgement.gate
-        for row in attacks:
-            value = gate.tripped(row)
-            if value is not None:
-                sentences.append(f"{title(row.cell)}: {gate.metric} {value:.4g} is above {gate.limit:g}.")
-        if judgement.value is None:
-            sentences.append(f"No cell has a value of {gate.metric}, so that {gate} says nothing.")
-    failed = sum(row.outcomes.get("failed", 0) for row in rows)
-    if gates and failed:
-        sentences.append(f"{failed} cells failed, and what was not tested cannot pass.")
-    return sentences
+        hint = nearest(metric, usable) if usable else f"add {example.partition('=')[0]} to scores.metrics of the plan."
+        raise BadInput(f"expected a metric of the plan for --fail-{kind}, found '{metric}'; {hint}")
+    return Gate(metric=metric, limit=limit, single=single, kind=kind)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -27,6 +27,7 @@ from fedprism.audit.choosing import (
     unnamed,
 )
 from fedprism.audit.entries import AttackEntry, DefenseEntry, ProtocolEntry, ThreatEntry, chains, made_chain
+from fedprism.audit.entries import in_words as settings_in_words
 from fedprism.audit.materials import Materials, Setup
 from fedprism.audit.plan import Plan
 from fedprism.errors import BadPlan
@@ -37,6 +38,10 @@ MOST_CELLS = 100_000
 """Cells of a plan: more than any audit that ends, and few enough to be listed."""
 MOST_VALUES = 2**28
 """Values in what all clients of a cell hold together."""
+
+
+OF_THE_ATTACK = ("kind", "attack", "settings", "seed")
+"""What may differ between cells that share a ceiling, beside the ceiling's own cell."""
 
 
 class _Cell:
@@ -133,10 +138,7 @@ class Grid:
 
 def in_words(defense: Sequence[DefenseEntry]) -> str:
     """As the plan says it: prune(ratio=0.9) + clip(norm=1.0)."""
-    each = (
-        f"{entry.name}({', '.join(f'{key}={value}' for key, value in entry.settings.items())})" for entry in defense
-    )
-    return " + ".join(each) or "none"
+    return " + ".join(f"{entry.name}({settings_in_words(entry.settings)})" for entry in defense) or "none"
 
 
 def lay_out(setup: Setup) -> Grid:
@@ -270,9 +272,14 @@ def configurations(cells: Sequence[Cell]) -> Iterator[tuple[dict[str, Any], list
         yield without_seed(members[0].description), members
 
 
-def without_seed(described: dict[str, Any]) -> dict[str, Any]:
+def without_seed(described: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in described.items() if key != "seed"}
 
 
-def configuration_key(described: dict[str, Any]) -> str:
+def configuration_key(described: Mapping[str, Any]) -> str:
     return json.dumps(without_seed(described), sort_keys=True)
+
+
+def situation_key(described: Mapping[str, Any]) -> str:
+    """The same for all attacks in one setting: they share a ceiling."""
+    return json.dumps({key: value for key, value in described.items() if key not in OF_THE_ATTACK}, sort_keys=True)

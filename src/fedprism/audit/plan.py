@@ -228,6 +228,9 @@ class UtilityPart(Strict):
     seeds: Seeds = Field(default=(0, 1, 2), description="one training each")
     test: Annotated[float, Field(gt=0, lt=1)] = Field(default=0.25, description="the share of the data held back")
     delta: Annotated[float, Field(gt=0, lt=1)] = Field(default=1e-5, description="at which epsilon is stated")
+    tolerated_points: Annotated[float, Field(ge=0, le=100)] = Field(
+        default=10.0, description="points of accuracy that a recommended defense may cost"
+    )
     timed_steps: Annotated[int, Field(ge=0, le=10_000)] = Field(
         default=21, description="steps timed with and without the defense; 0 for none"
     )

@@ -10,7 +10,7 @@ summary.md, results.csv, junit.xml and, where pyarrow is installed, results.parq
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from fedprism.experiments import Outcome, ResultStore
 from fedprism.experiments.store import read_json
 from fedprism.files.json_text import as_number
 
-FORMAT = "fedprism-audit/1"
+FORMAT = "fedprism-audit/2"
 PLAN, RESULTS, RUN = "plan.json", "results.json", "run.json"
 
 
@@ -40,8 +40,10 @@ class Audit:
     """Of a table of which rows were kept."""
     keys: tuple[str, ...]
     """Cells in the order of the grid."""
-    gates: Sequence[Mapping[str, Any]] = ()
-    """What was asked for with --fail-above, and what came of it."""
+    conclusion: Mapping[str, Any] = field(default_factory=dict)
+    """The verdict, the exit code, and what came of every gate."""
+    fingerprint: Mapping[str, str] = field(default_factory=dict)
+    """What data, weights and captures are, in a few letters each."""
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -63,8 +65,12 @@ def load_audit(folder: str | Path) -> Audit:
         if document["format"] != FORMAT or not all(len(key) == 16 and key.isalnum() for key in keys):
             raise ValueError
         columns = TypeAdapter(tuple[Column, ...] | None).validate_python(document["columns"])
-        gates = _numbers(document.get("gates", []))
-        return Audit(root, document["plan"], _numbers(document["summary"]), document["skipped"], columns, keys, gates)
+        conclusion = _numbers(document["conclusion"])
+        fingerprint = TypeAdapter(dict[str, str]).validate_python(document["fingerprint"])
+        if not isinstance(conclusion, dict) or not isinstance(conclusion["exit_code"], int):
+            raise ValueError
+        summary = _numbers(document["summary"])
+        return Audit(root, document["plan"], summary, document["skipped"], columns, keys, conclusion, fingerprint)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise BadInput(f"expected {RESULTS} of {FORMAT}, found another; run the audit again.") from error
 

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedprism.audit.grid import configuration_key, without_seed
-from fedprism.evaluation.severity import HIGHER_IS_CLOSER, Figure
+from fedprism.audit.grid import configuration_key, situation_key, without_seed
+from fedprism.evaluation.severity import HIGHER_IS_CLOSER, RANGES, Figure
+from fedprism.evaluation.verdict import CeilingFigure, ceiling_figure
 from fedprism.experiments import Outcome
-from fedprism.utility import t_interval
+from fedprism.utility import Interval, seed_interval
 
 
 @dataclass(kw_only=True)
@@ -32,8 +33,10 @@ class Summary:
     answered: int = 0
     """Private samples of all seeds, and for how many of them the attack returned something."""
     accuracy: float | None = None
+    accuracies: Sequence[float] = ()
     interval: Sequence[float] | None = None
     epsilon: float | None = None
+    ceiling: CeilingFigure | None = None
     time_factor: float | None = None
     """By the clock: not part of results.json."""
 
@@ -52,6 +55,7 @@ class Summary:
         if record.kind == "utility":
             self.accuracy, self.epsilon = record.accuracy, record.epsilon
             self.interval, self.time_factor = scores.get("interval"), outcome.time_factor
+            self.accuracies = scores.get("accuracy", ())
             return
         self.samples += scores.get("samples", 0)
         self.answered += scores.get("answered", 0)
@@ -72,11 +76,31 @@ class Summary:
                 if mean is not None:
                     self.nulls.setdefault(name, {}).setdefault(null, []).append(mean)
 
+    @property
+    def situation(self) -> str:
+        return situation_key(self.cell)
+
+    @property
+    def done(self) -> int:
+        return self.outcomes.get("done", 0)
+
+    @property
+    def failed(self) -> int:
+        return self.outcomes.get("failed", 0)
+
+    @property
+    def residual(self) -> float | None:
+        return _mean(self.residuals) if self.residuals else None
+
+    @property
+    def metrics(self) -> dict[str, Figure]:
+        return {name: figure for name in self.means if (figure := self.figure(name)) is not None}
+
     def figure(self, metric: str) -> Figure | None:
         values = self.means.get(metric)
         if not values:
             return None
-        interval = t_interval(values) if all(map(math.isfinite, values)) else None
+        interval = seed_interval(values, Interval(*RANGES.get(metric, (-math.inf, math.inf))))
         nulls = [_mean(each) for each in self.nulls.get(metric, {}).values()]
         best = max if HIGHER_IS_CLOSER.get(metric, False) else min
         return Figure(
@@ -85,6 +109,7 @@ class Summary:
             high=None if interval is None else interval.high,
             closest=self.closest[metric],
             null=best(nulls) if nulls else None,
+            by_seed=tuple(values),
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -95,25 +120,36 @@ class Summary:
             "reasons": list(self.reasons),
             "statuses": list(self.statuses),
             "knowledge_used": sorted(self.knowledge),
-            "metrics": {name: vars(figure) for name in self.means if (figure := self.figure(name)) is not None},
+            "metrics": {name: vars(figure) for name, figure in self.metrics.items()},
             "nulls": {name: {null: _mean(v) for null, v in each.items()} for name, each in self.nulls.items()},
             "by_column": {name: _mean(values) for name, values in self.by_column.items()},
             "samples": self.samples,
             "answered": self.answered,
             "labels_leaked": _mean(list(map(float, self.labels))) if self.labels else None,
-            "residual": _mean(self.residuals) if self.residuals else None,
+            "residual": self.residual,
             "accuracy": self.accuracy,
+            "accuracies": self.accuracies,
             "interval": self.interval,
             "epsilon": self.epsilon,
+            "ceiling": None if self.ceiling is None else vars(self.ceiling),
         }
 
 
 def summarised(records: Iterable[Outcome]) -> list[Summary]:
-    """One row a configuration, in the order of the grid; records are seen once and not kept."""
+    """One row per configuration, in the order of the grid, each with the ceiling of its setting."""
     rows: dict[str, Summary] = {}
+    ceilings: dict[str, list[Mapping[str, Any] | None]] = {}
     for outcome in records:
         cell = dict(outcome.description)
-        rows.setdefault(configuration_key(cell), Summary(cell=without_seed(cell))).add(outcome)
+        if cell["kind"] == "ceiling":
+            bound = None if outcome.record is None else outcome.record.ceiling
+            ceilings.setdefault(situation_key(cell), []).append(bound)
+        else:
+            rows.setdefault(configuration_key(cell), Summary(cell=without_seed(cell))).add(outcome)
+    for row in rows.values():
+        bounds = ceilings.get(row.situation, [])
+        known = [bound for bound in bounds if bound is not None]
+        row.ceiling = ceiling_figure(known) if len(known) == len(bounds) else None
     return list(rows.values())
 
 
@@ -124,11 +160,16 @@ def title(cell: Mapping[str, Any]) -> str:
     if cell["kind"] == "capture":
         return f"{cell['attack']} on capture {cell['capture']}"
     clients = "1 client" if cell["clients"] == 1 else f"{cell['clients']} clients"
-    protocol = cell["protocol"].partition("(")[0]
+    protocol = str(cell["protocol"]).removesuffix("()")
     return (
         f"{cell['attack']}, {cell['threat']}, {_defense(cell)}, {clients} of {cell['batch_size']}, {protocol}, "
         f"{cell['loss']}"
     )
+
+
+def situation_title(cell: Mapping[str, Any]) -> str:
+    """A setting in a line: what stays the same for all attacks."""
+    return title({**cell, "attack": "", "settings": ""}).removeprefix(", ").removeprefix(" on ")
 
 
 def _defense(cell: Mapping[str, Any]) -> str:

@@ -32,9 +32,8 @@ class Sent(NamedTuple):
 class GrowingCapture:
     """Writes rounds as they come, and keeps none of them in memory but the last model that was sent.
 
-    The folder is made with the first round. Tensors are written before the manifest that names them, so a run that is
-    killed leaves a capture of the rounds before. Where `knowledge` gives no batch size, the numbers of examples that
-    clients stated stand in for it.
+    A run that is killed leaves a capture of the rounds before. If `knowledge` gives no batch size, the numbers of
+    examples that clients stated are written instead.
     """
 
     def __init__(
@@ -59,10 +58,7 @@ class GrowingCapture:
         self._last: Sent | None = None
 
     def append(self, rounds: Sequence[Round]) -> str:
-        """Add the updates of one round; the name of the file that holds the model they are of.
-
-        Raises `CaptureFull` where a reader would refuse the manifest for its length; the capture stays as it was.
-        """
+        """Add one round's updates, or raise `CaptureFull`; returns the name of the file that holds their model."""
         sizes = [*self._sizes, *(sum(r.examples) if r.examples is not None else None for r in rounds)]
         last, rest = self._last, rounds
         if self._manifest is None:

@@ -1,7 +1,6 @@
-"""Reads and checks captures: `fedprism.captures.load`.
+"""Reads and checks captures. Nothing in one is unpickled, imported or executed.
 
-Nothing in a capture is unpickled, imported or executed. A model is built only by a name from the table, and only once
-the tensors on disk have the shapes that such a model has, so that memory is asked for by what is there, not by claims.
+A named model is built only once the tensors on disk have its shapes, so that memory is asked for by what is there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The words of a capture (`capture.json`), checked before anything else is done with it.
-
-Sizes are bounded here as well: what a capture claims is computed with before it can be found to be wrong.
-"""
+"""The words of a capture (`capture.json`) and bounds on sizes, checked before anything else is done with it."""
 
 from __future__ import annotations
 
@@ -58,22 +55,24 @@ def _rising(bounds: tuple[float, float]) -> tuple[float, float]:
     return bounds
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
+    """Refuses unknown keys and values of other types."""
+
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class ModelEntry(_Strict):
+class ModelEntry(Strict):
     name: Name | None = None
     kwargs: dict[str, Any] = {}
     training: bool = True
 
 
-class DefenseEntry(_Strict):
+class DefenseEntry(Strict):
     name: Name
     kwargs: dict[str, Setting | tuple[Setting, ...]] = {}
 
 
-class KnowledgeEntry(_Strict):
+class KnowledgeEntry(Strict):
     input_shape: Annotated[tuple[Size, ...], Field(min_length=1, max_length=4), AfterValidator(_sane_size)] | None = (
         None
     )
@@ -124,7 +123,7 @@ class KnowledgeEntry(_Strict):
             )
 
 
-class RoundEntry(_Strict):
+class RoundEntry(Strict):
     kind: Literal["gradient", "delta"]
     params: FileName
     update: FileName
@@ -147,7 +146,7 @@ class RoundEntry(_Strict):
         return self
 
 
-class CaptureFile(_Strict):
+class CaptureFile(Strict):
     format: Literal["fedprism-capture/1"]
     rounds: Annotated[tuple[RoundEntry, ...], Field(min_length=1)]
     model: ModelEntry | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -19,8 +20,25 @@ def audit(
     ray: Annotated[str | None, typer.Option(metavar="ADDRESS", help="A Ray cluster, or local to start one.")] = None,
     fail_above: Annotated[
         list[str] | None,
-        typer.Option(metavar="METRIC=VALUE", help="Exit with 1 if a mean lies above; max-METRIC: if any sample does."),
+        typer.Option(
+            metavar="METRIC=VALUE",
+            help="Exit with 1 if a configuration's mean exceeds VALUE; max-METRIC checks each sample.",
+        ),
     ] = None,
+    fail_below: Annotated[
+        list[str] | None,
+        typer.Option(metavar="METRIC=VALUE", help="The same for metrics that are lower where more leaks, such as mse."),
+    ] = None,
+    fail_ceiling_above: Annotated[
+        float | None,
+        typer.Option(metavar="VALUE", help="Exit with 1 if the bound on all attackers exceeds VALUE or is unknown."),
+    ] = None,
+    allow_inconclusive: Annotated[
+        bool, typer.Option("--allow-inconclusive", help="Let checks pass where attacks failed without a low ceiling.")
+    ] = False,
+    allow_untested: Annotated[
+        bool, typer.Option("--allow-untested", help="Exit with 0 instead of 2 if no attack ran to its end.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the grid, its time and its memory.")] = False,
     data_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder with the data sets; else FEDPRISM_DATA names it.")
@@ -29,7 +47,15 @@ def audit(
     device: Device = None,
 ) -> None:
     """Run every cell of a plan: what leaks, to whom, and what defenses change. Killed at any time, --resume goes on."""
+    from fedprism.audit.gates import Checks, Gate, parse_gate
     from fedprism.cli import auditing
+
+    def checks(metrics: Sequence[str]) -> Checks:
+        gates = [parse_gate(text, metrics) for text in fail_above or ()]
+        gates += [parse_gate(text, metrics, "below") for text in fail_below or ()]
+        if fail_ceiling_above is not None:
+            gates.append(Gate(kind="ceiling-above", limit=fail_ceiling_above))
+        return Checks(gates=tuple(gates), allow_inconclusive=allow_inconclusive, allow_untested=allow_untested)
 
     code = auditing.carry_out(
         plan,
@@ -39,7 +65,7 @@ def audit(
         resume=resume,
         workers=workers,
         ray=ray,
-        fail_above=fail_above or (),
+        checks=checks,
         dry_run=dry_run,
         data_dir=data_dir,
         allow_download=allow_download,

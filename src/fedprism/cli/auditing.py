@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 from fedprism import report
-from fedprism.audit import Setup, estimate, exports, lay_out, parse_gate, prepare, run_audit, template, verdicts
+from fedprism.audit import Checks, Setup, estimate, exports, lay_out, prepare, run_audit, template
 from fedprism.audit.execution import AuditProgress, Listener
 from fedprism.audit.grid import Grid, configurations
 from fedprism.audit.summary import summarised, title
@@ -35,13 +35,13 @@ def carry_out(
     resume: bool = False,
     workers: int | None = None,
     ray: str | None = None,
-    fail_above: Sequence[str] = (),
+    checks: Callable[[Sequence[str]], Checks] = lambda metrics: Checks(),
     dry_run: bool = False,
     data_dir: Path | None = None,
     allow_download: bool = False,
     device: str | None = None,
 ) -> int:
-    """Audit a plan and return the exit code: 1 where a gate is closed."""
+    """Audit a plan and return the exit code. `checks` makes them for the plan's metrics."""
     if workers is not None and ray is not None:
         raise BadInput("expected --workers or --ray, found both; leave one out.")
     setup = prepare(path, data_dir=data_dir, allow_download=allow_download)
@@ -50,7 +50,7 @@ def carry_out(
             "expected --workers for a plan with limits.seconds, found --ray, which gives no cell up; leave one out."
         )
     metrics = setup.plan.scores.metrics
-    gates = [parse_gate(text, [*metrics, "columns"]) for text in fail_above]
+    wanted = checks([*metrics, "columns"])
     place = _place(device, elsewhere=ray not in (None, LOCAL) and not dry_run)
     if not dry_run:
         publishing.require_writable(output)
@@ -62,7 +62,7 @@ def carry_out(
     executor = _executor(setup, grid, workers, ray, place)
     with _bar(errors) as listen:
         finished = run_audit(
-            setup, output, resume=resume, executor=executor, device=device, gates=gates, listen=listen, grid=grid
+            setup, output, resume=resume, executor=executor, device=device, checks=wanted, listen=listen, grid=grid
         )
     page = report.conclude(setup, output)
     rows = summarised(finished)
@@ -71,10 +71,9 @@ def carry_out(
         for reason in row.reasons:
             console.print(f"- {title(row.cell)}: {reason}", soft_wrap=True)
     console.print(f"The report, with what was not tested and why: {page}", soft_wrap=True)
-    closed = verdicts(rows, gates)
-    for sentence in closed:
+    for sentence in finished.conclusion["sentences"]:
         console.print(sentence, soft_wrap=True)
-    return 1 if closed else 0
+    return int(finished.conclusion["exit_code"])
 
 
 def write_plan(path: Path, model: str | None, data: str | None, console: Console) -> None:

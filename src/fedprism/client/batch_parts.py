@@ -23,11 +23,7 @@ TOLERANCE = 1e-3
 
 
 def part_size(gradient: Gradient, batch: Batch, fitting: int | None = None) -> int:
-    """How many samples of the batch to work on at a time: all, unless memory is short and the gradient is a mean.
-
-    `fitting`: how many memory is known to hold. `gradient` must leave no trace: it is asked about samples that nobody
-    holds.
-    """
+    """How many samples of the batch to work on at a time: all, unless memory is short and the gradient is a mean."""
     usual = len(batch) if fitting is None else min(fitting, len(batch))
     if (memory.splits() or usual < len(batch)) and not is_mean_over_samples(gradient, batch):
         return len(batch)

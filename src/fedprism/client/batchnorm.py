@@ -1,10 +1,7 @@
 """Batch-norm statistics of a client: mappings with "LAYER.mean" and "LAYER.var" for every batch-norm layer.
 
-- Exact statistics are those of what the client's layers were fed, mixtures where a defense mixes samples. Their
-  variance is the biased one (divided by the number of values n), because that is what batch norm divides by: the
-  private batch has them exactly.
-- Running statistics are the buffers of the model that was sent. PyTorch averages unbiased variances (n - 1) into them,
-  and that is what the guess's are compared with.
+Exact statistics are of what the layers were fed, with the biased variance (over n) that batch norm divides by. Running
+statistics are the buffers of the model that was sent, into which PyTorch averages unbiased variances (over n - 1).
 """
 
 from __future__ import annotations

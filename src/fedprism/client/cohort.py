@@ -1,8 +1,6 @@
-"""Many clients' local training, all sent the same parameters: one tensor program for several of them.
+"""Many clients' local training, all sent the same parameters: one tensor program for several of them on a GPU.
 
-A small network leaves a GPU idle between the launches of its kernels; a hundred clients at once do not. On a CPU, where
-nothing is gained, clients train one by one. Either way each client draws its own random numbers, the same ones however
-many train together, and sends what `client.local_update` says, up to rounding.
+Each client draws its own random numbers however many train together, and sends what `client.local_update` says.
 """
 
 from __future__ import annotations
@@ -62,9 +60,7 @@ def local_updates(
 ) -> Iterator[tuple[Task, Update]]:
     """Each task and the update that its client sends, in order: `local_update` under `seeded_layers(task.rng)`.
 
-    At most `together` clients are trained at once; unless said, one on a CPU, and on a GPU as many as fit into
-    BYTES_TOGETHER. Where the model (random layers, batch norm in train mode) or the defense (one that looks at
-    batches) does not allow it, clients train one by one.
+    At most `together` clients are trained at once: by default one on a CPU, on a GPU as many as BYTES_TOGETHER hold.
     """
     defense = defense or Chain()
     tasks = iter(tasks)
@@ -129,11 +125,7 @@ class _Training:
         return cls(model, start, {**frozen, **copies}, loss, protocol)
 
     def can_be_shared(self, data: Batch) -> bool:
-        """Whether one program can carry several clients through the model and give each what it gets alone.
-
-        Random layers, buffers that are written (batch norm in train mode), branches on values and operations that
-        would run one by one after all are found by trying two clients of one sample each.
-        """
+        """Whether one program can carry several clients through the model, tried with two clients of one sample."""
         if not self.start:
             return False
         before = {name: tensor.clone() for name, tensor in self.held.items()}

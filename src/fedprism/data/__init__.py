@@ -72,8 +72,7 @@ DATASETS: dict[str, Callable[..., ImageSet]] = {
 def load(name: str, *, data_dir: str | os.PathLike[str] | None = None, **options: Any) -> ImageSet:
     """A data set by its name in DATASETS, or any folder of images as "folder:PATH" or the path of an existing folder.
 
-    Options are the keywords of the data set's function: `size` and `crops` for the embedded ones, `split`, `size` and
-    `limit` for those on disk. The data folder is `data_dir` or the environment variable FEDPRISM_DATA.
+    Options are the keywords of the data set's function. The data folder is `data_dir`, or FEDPRISM_DATA names it.
     """
     path = _folder_path(name)
     if path is not None:
@@ -87,10 +86,7 @@ def load(name: str, *, data_dir: str | os.PathLike[str] | None = None, **options
 def load_folder(
     path: str | os.PathLike[str], size: int | None = None, limit: int | None = None, channels: int = 3
 ) -> ImageSet:
-    """A folder of class folders, numbered in sorted order, or a flat folder of images, which all get label 0.
-
-    Images are cut to their central square and resized to `size`; without it they must all have the same size already.
-    """
+    """A folder of class folders, or of images that all get label 0; cut to their central square, resized to `size`."""
     return assemble(f"folder:{Path(path).resolve().name}", folder(Path(path), channels), size, limit)
 
 

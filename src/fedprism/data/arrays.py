@@ -81,14 +81,12 @@ def _idx_array(file: Path, dimensions: int) -> Pixels:
                 raise ValueError("another kind of file")
             shape = struct.unpack(f">{dimensions}I", stream.read(4 * dimensions))
             count = math.prod(shape)
-            data = stream.read(count + 1) if count <= MOST_BYTES else b""
-        if len(data) != count:
-            raise ValueError(f"not {count} bytes")
+            data = stream.read(min(count, MOST_BYTES) + 1)
+        return np.frombuffer(data, dtype=np.uint8).reshape(shape)
     except DAMAGE as error:
         raise BadInput(
             f"expected an idx file of {dimensions}-dimensional bytes in {file}, found {error}; fetch it again."
         ) from error
-    return np.frombuffer(data, dtype=np.uint8).reshape(shape)
 
 
 def _cifar_binary(files: list[Path], label_bytes: int, names: Path) -> Source | None:

@@ -13,8 +13,8 @@ from PIL import Image
 
 from fedprism.checks import whole
 from fedprism.data.imageset import ImageSet
-from fedprism.data.pictures import Pixels, cropped, decode, fitted
-from fedprism.data.source import MOST_SIZE, room
+from fedprism.data.pictures import cropped, decode, fitted
+from fedprism.data.source import MOST_SIZE, empty_images
 from fedprism.errors import BadInput
 
 # Name of the class -> package and file. Only photographs that show something a person recognises at a glance.
@@ -37,18 +37,16 @@ PREVIEW = 32
 """Side, in pixels, of the small picture of a crop that its contrast is judged by."""
 LEAST_CONTRAST = 25.0
 """Standard deviation of a preview's grey values below which a crop counts as flat."""
+GROWTH = 1.2207440846
+"""The solution g of g^4 = g + 1."""
 
 
 def photos(size: int = 32, crops: int = 64) -> ImageSet:
-    """Crops of well-known colour photographs; the class says which photograph.
-
-    Crop 0 of each photograph comes first, then crop 1 of each, and so on: any eight images in a row show all classes.
-    Fewer crops are the first ones of more crops, and `size` changes the resolution but not what a crop shows.
-    """
+    """Crops of well-known colour photographs; the class says which photograph, and any eight in a row show all."""
     whole(size, "size", MOST_SIZE, least=4)
     whole(crops, "crops", MOST_CROPS)
     classes = len(PHOTOGRAPHS)
-    images = room("photos", crops * classes, (3, size, size))
+    images = empty_images("photos", crops * classes, (3, size, size))
     for label, photograph in enumerate(map(_photograph, PHOTOGRAPHS)):
         for crop, box in enumerate(itertools.islice(_boxes(photograph), crops)):
             images[crop * classes + label] = np.moveaxis(cropped(photograph, box, size), 2, 0)
@@ -62,7 +60,7 @@ def digits(size: int = 8) -> ImageSet:
     whole(size, "size", MOST_SIZE)
     bunch = load_digits()
     pixels = np.rint(bunch.images * (255 / 16)).astype(np.uint8)
-    images = room("digits", len(pixels), (1, size, size))
+    images = empty_images("digits", len(pixels), (1, size, size))
     for place, image in enumerate(pixels):
         images[place] = fitted(image, size)
     labels = torch.from_numpy(bunch.target.astype(np.int64))
@@ -86,20 +84,16 @@ def _photograph(name: str) -> Image.Image:
 def _boxes(photograph: Image.Image) -> Iterator[tuple[int, int, int, int]]:
     """Squares (left, top, right, bottom) with something to see in them: the central one, then ever more of them.
 
-    Position and scale follow the additive recurrence k * (1/g, 1/g^2, 1/g^3) mod 1, where g^4 = g + 1, which covers the
-    unit cube more evenly than random numbers and needs no seed.
+    Position and scale follow the additive recurrence k * (1/g, 1/g^2, 1/g^3) mod 1, which covers the unit cube more
+    evenly than random numbers.
     """
     width, height = photograph.size
     short = min(width, height)
-    steps = 1.2207440846 ** -np.arange(1.0, 4.0)
+    steps = GROWTH ** -np.arange(1.0, 4.0)
     for k in itertools.count():
         across, down, scale = (0.5 + k * steps) % 1
         side = round(short * (0.5 + 0.4 * scale)) if k else short
         left, top = round(across * (width - side)), round(down * (height - side))
         box = (left, top, left + side, top + side)
-        if _contrast(cropped(photograph, box, PREVIEW)) >= LEAST_CONTRAST:
+        if cropped(photograph, box, PREVIEW).mean(axis=2).std() >= LEAST_CONTRAST:
             yield box
-
-
-def _contrast(pixels: Pixels) -> float:
-    return float(pixels.mean(axis=2).std())

@@ -34,8 +34,8 @@ class ImageSet:
     def batch(self, indices: Sequence[int] | Tensor) -> Batch:
         """The images with these indices as float32 inputs in [0, 1]."""
         chosen = torch.as_tensor(indices if isinstance(indices, Tensor) else list(indices), device="cpu")
-        listed = chosen.dim() == 1 and len(chosen) and not chosen.dtype.is_floating_point and chosen.dtype != torch.bool
-        if not listed or chosen.min() < 0 or chosen.max() >= len(self):
+        whole_numbers = not chosen.dtype.is_floating_point and chosen.dtype != torch.bool
+        if not (chosen.dim() == 1 and len(chosen) and whole_numbers and 0 <= chosen.min() <= chosen.max() < len(self)):
             raise BadInput(
                 f"expected a list of image numbers from 0 to {len(self) - 1} of {self.name}, found {shown(indices)}; "
                 "give numbers in that range."

@@ -16,16 +16,14 @@ from fedprism.data.source import Source, assemble
 from fedprism.errors import BadInput
 
 ENVIRONMENT = "FEDPRISM_DATA"
+"""Environment variable that names the data folder."""
 
 Reader: TypeAlias = Callable[[Path, str], Source | None]
 
 
 @dataclass(frozen=True)
 class OnDisk:
-    """Where a data set may lie below the data folder, in order of preference, and who reads it there.
-
-    The first split is the default. `class_names` serve where the files have none.
-    """
+    """Where a data set may be in the data folder, best first, and who reads it; the first split is the default."""
 
     name: str
     places: tuple[tuple[str, Reader], ...]
@@ -42,12 +40,12 @@ class OnDisk:
     ) -> ImageSet:
         """Read one split, at most `limit` images spread over the classes, resized to squares of `size` if given."""
         wanted = self.splits[0] if split is None else choice(split, "split", self.splits)
-        source = self._find(_data_folder(self.name, data_dir), wanted)
+        source = self._source(_data_folder(self.name, data_dir), wanted)
         if not source.class_names:
             source = dataclasses.replace(source, class_names=self.class_names)
         return assemble(self.name, source, self.size if size is None else size, limit)
 
-    def _find(self, root: Path, split: str) -> Source:
+    def _source(self, root: Path, split: str) -> Source:
         for pattern, reader in self.places:
             for place in sorted(glob.glob(pattern, root_dir=root)):
                 source = reader(root / place, split)
@@ -64,9 +62,8 @@ def _data_folder(name: str, data_dir: str | os.PathLike[str] | None) -> Path:
     """The folder named by the caller or, failing that, by the environment."""
     given = os.environ.get(ENVIRONMENT) if data_dir is None else data_dir
     if not given or not os.path.isdir(given):
-        found = f"no folder at {given}" if given else "none"
         raise BadInput(
-            f"expected a data folder that holds {name}, found {found}; "
+            f"expected a data folder that holds {name}, found {f'no folder at {given}' if given else 'none'}; "
             f"name one that exists with --data-dir (data_dir=...) or the environment variable {ENVIRONMENT}."
         )
     return Path(given)

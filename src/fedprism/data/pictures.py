@@ -16,8 +16,8 @@ Pixels = npt.NDArray[np.uint8]
 
 MODES = {1: "L", 3: "RGB"}
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm"})
-# Named one by one, because Pillow knows formats that start other programs (EPS calls Ghostscript).
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "PPM")
+"""Named one by one, because Pillow knows formats that start other programs (EPS calls Ghostscript)."""
 
 
 def decode(file: Path | bytes, where: str, channels: int = 3) -> Pixels:

@@ -35,10 +35,7 @@ DAMAGE = (
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """All labels at once, pictures on demand: `pictures(indices)` yields (height, width[, 3]) arrays one by one.
-
-    `class_names` is empty where the files do not name the classes.
-    """
+    """All labels at once, pictures on demand: `pictures(indices)` yields (height, width[, 3]) arrays one by one."""
 
     labels: npt.NDArray[np.int64]
     class_names: tuple[str, ...]
@@ -71,14 +68,13 @@ def assemble(name: str, source: Source, size: int | None, limit: int | None) -> 
     if size is not None:
         whole(size, "size", MOST_SIZE)
     if not len(labels) or labels.min() < 0 or labels.max() >= classes:
-        found = f"labels from {labels.min()} to {labels.max()}" if len(labels) else "no image"
-        raise BadInput(f"expected images of {classes} classes in {name}, found {found}; check the files.")
+        problem = f"labels from {labels.min()} to {labels.max()}" if len(labels) else "no image"
+        raise BadInput(f"expected images of {classes} classes in {name}, found {problem}; check the files.")
     chosen = spread(labels, limit)
     images: Pixels | None = None
     for place, picture in enumerate(source.pictures(chosen.tolist())):
         planes = fitted(picture, size)
-        if images is None:
-            images = room(name, len(chosen), planes.shape)
+        images = empty_images(name, len(chosen), planes.shape) if images is None else images
         if planes.shape != images.shape[1:]:
             raise BadInput(
                 f"expected images of one size in {name}, found {images.shape[1:]} and {planes.shape}; "
@@ -89,10 +85,7 @@ def assemble(name: str, source: Source, size: int | None, limit: int | None) -> 
 
 
 def spread(labels: npt.NDArray[np.int64], limit: int | None) -> npt.NDArray[np.intp]:
-    """Which images to keep, in file order: the first of every class, then the second, until there are `limit`.
-
-    Files are often sorted by class, where the first hundred would all show the same thing.
-    """
+    """Which images to keep, in file order: the first of every class, then the second, until there are `limit`."""
     if limit is None:
         return np.arange(len(labels))
     by_class = np.argsort(labels, kind="stable")
@@ -102,8 +95,8 @@ def spread(labels: npt.NDArray[np.int64], limit: int | None) -> npt.NDArray[np.i
     return np.sort(np.argsort(rank, kind="stable")[: whole(limit, "limit", MOST_BYTES)])
 
 
-def room(name: str, count: int, shape: tuple[int, ...]) -> Pixels:
-    """Space for all images, if that is a sane amount."""
+def empty_images(name: str, count: int, shape: tuple[int, ...]) -> Pixels:
+    """An array for all images, refused above MOST_BYTES."""
     if count * math.prod(shape) > MOST_BYTES:
         raise BadInput(
             f"expected at most {MOST_BYTES} bytes of pixels, found {count} images of {shape} in {name}; "

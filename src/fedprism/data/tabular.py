@@ -92,13 +92,13 @@ def encode(
         )
     texts = {title: [record[number].strip() for record in records] for number, title in enumerate(header)}
     encoded = [_encoded(name, title, texts[title], title in categorical) for title in header if title != label]
-    columns, blocks = tuple(column for column, _ in encoded), [block for _, block in encoded]
+    columns = tuple(column for column, _ in encoded)
     if sum(column.width for column in columns) > MOST_FEATURES:
         raise BadInput(f"expected at most {MOST_FEATURES} features in {name}, found more; leave columns out.")
     classes, labels = np.unique(np.array(texts[label]), return_inverse=True)
     return TableSet(
         name=name,
-        rows=torch.from_numpy(np.concatenate(blocks, axis=1).astype(np.float32)),
+        rows=torch.from_numpy(np.concatenate([block for _, block in encoded], axis=1).astype(np.float32)),
         labels=torch.from_numpy(labels.astype(np.int64)),
         columns=columns,
         class_names=tuple(classes.tolist()),
@@ -138,20 +138,20 @@ def patients(rows: int = 400) -> TableSet:
     visits = rng.poisson(1 + age / 40, count)
     glucose = np.rint(80 + 0.25 * weight + rng.normal(0, 12, count))
     risk = 0.04 * (age - 55) + 0.9 * (smoker == "daily") + 0.02 * (pressure - 125) + 0.4 * (visits - 2)
-    columns: Mapping[str, Sequence[object]] = {
-        "age": age.tolist(),
-        "sex": rng.choice(["female", "male"], count).tolist(),
-        "region": rng.choice(["north", "east", "south", "west", "abroad"], count).tolist(),
-        "smoker": smoker.tolist(),
-        "insurance": rng.choice(["public", "private", "none"], count, p=[0.7, 0.2, 0.1]).tolist(),
-        "weight": weight.tolist(),
-        "pressure": pressure.tolist(),
-        "cholesterol": cholesterol.tolist(),
-        "glucose": glucose.tolist(),
-        "visits": visits.tolist(),
-        "returned": np.where(risk + rng.logistic(0, 0.5, count) > 0, "yes", "no").tolist(),
+    columns: Mapping[str, np.ndarray] = {
+        "age": age,
+        "sex": rng.choice(["female", "male"], count),
+        "region": rng.choice(["north", "east", "south", "west", "abroad"], count),
+        "smoker": smoker,
+        "insurance": rng.choice(["public", "private", "none"], count, p=[0.7, 0.2, 0.1]),
+        "weight": weight,
+        "pressure": pressure,
+        "cholesterol": cholesterol,
+        "glucose": glucose,
+        "visits": visits,
+        "returned": np.where(risk + rng.logistic(0, 0.5, count) > 0, "yes", "no"),
     }
-    records = [[str(value) for value in record] for record in zip(*columns.values(), strict=True)]
+    records = np.stack([values.astype(str) for values in columns.values()], axis=1).tolist()
     return encode("patients", list(columns), records, "returned")
 
 

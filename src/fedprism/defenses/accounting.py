@@ -7,8 +7,6 @@ Differential Privacy", NeurIPS 2020 (proposition 12: from Rényi to epsilon).
 
 Plain functions on numbers. `noise` is always the noise multiplier: the standard deviation of the noise on the sum, in
 units of what one participant can move the sum by. Neighbours differ by one participant who is there or is not.
-
-There is one accountant, and it is in this file: a number in a report must not depend on what else is installed.
 """
 
 from __future__ import annotations
@@ -20,8 +18,8 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import gammaln, gammasgn, log_ndtr, logsumexp
 
-from fedprism.checks import shown, whole
-from fedprism.errors import BadInput
+from fedprism.checks import probability, whole
+from fedprism.defenses.base import check_number
 
 ORDERS = np.concatenate(
     [np.arange(1.01, 1.1, 0.01), np.arange(1.1, 11, 0.1), np.arange(11, 64), 2.0 ** np.arange(6, 11)]
@@ -37,12 +35,13 @@ _TERMS = 2000
 def epsilon(noise: float, *, delta: float = 1e-5, steps: int = 1, rate: float = 1.0) -> float:
     """The epsilon at `delta` of `steps` releases with fresh noise, each of which may depend on the ones before.
 
-    `rate`: each participant is in each release with this probability, decided by a coin toss that nobody sees. Only
-    that draws privacy from chance: batches out of a shuffled data set do not, and there each participant counts as in
-    one release an epoch, so `steps` is the number of epochs and `rate` is 1. With rate 1 the answer is exact, below it
-    an upper bound.
+    `rate`: each participant is in each release with this probability, by a secret coin toss; below 1 the answer is an
+    upper bound. For batches of a shuffled data set `rate` is 1, `steps` the number of epochs, and the answer exact.
     """
-    _check(noise, delta, rate)
+    check_number(noise, "noise", "1.0 is common", zero=True)
+    check_number(delta, "delta", "take one well below 1 / (number of participants)")
+    probability(delta, "delta")
+    check_number(rate, "rate", "it is the chance with which a participant is in a release", most=1.0)
     whole(steps, "the number of releases", MOST_STEPS)
     if noise == 0:
         return math.inf
@@ -82,11 +81,7 @@ def rdp_epsilon(orders: NDArray[np.float64], rdp: NDArray[np.float64], delta: fl
 
 
 def _log_moment(noise: float, rate: float, order: float) -> float:
-    """log E[((1 - q) + q exp((2z - 1) / 2σ²))^order] for z ~ N(0, σ²).
-
-    The power is expanded as a binomial series on either side of the point where the two summands are equal: on each
-    side it converges. For whole orders both series end, and their sum is the binomial formula.
-    """
+    """log E[((1 - q) + q exp((2z - 1) / 2σ²))^order], z ~ N(0, σ²): a binomial series either side of equal summands."""
     i = np.arange(_TERMS, dtype=np.float64)
     binomial, sign = gammaln(order + 1) - gammaln(i + 1) - gammaln(order - i + 1), gammasgn(order - i + 1)
     used = np.isfinite(binomial) & (sign != 0)
@@ -102,22 +97,3 @@ def _side(noise: float, rate: float, order: float, power: NDArray[np.float64]) -
     """The logarithm of (1 - q)^(order - power) q^power E[exp(power (2z - 1) / 2σ²)]."""
     mixed: NDArray[np.float64] = (order - power) * math.log1p(-rate) + power * math.log(rate)
     return mixed + power * (power - 1) / (2 * noise**2)
-
-
-def _check(noise: object, delta: object, rate: object) -> None:
-    if not (_is_number(noise) and 0 <= noise < math.inf):  # type: ignore[operator]
-        raise BadInput(f"expected noise to be a number of at least 0, found {shown(noise)}; 1.0 is common.")
-    if not (_is_number(delta) and 0 < delta < 1):  # type: ignore[operator]
-        raise BadInput(
-            f"expected delta to be a number between 0 and 1, found {shown(delta)}; "
-            "take one well below 1 / (number of participants)."
-        )
-    if not (_is_number(rate) and 0 < rate <= 1):  # type: ignore[operator]
-        raise BadInput(
-            f"expected rate to be a number above 0 and at most 1, found {shown(rate)}; "
-            "it is the chance with which a participant is in a release."
-        )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

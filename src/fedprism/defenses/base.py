@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor, nn
@@ -29,9 +31,8 @@ class Context:
 class Defense:
     """The identity. Subclasses are frozen dataclasses whose fields are the strengths of the defense.
 
-    Stages, in the order a round meets them: which samples form the batch; the batch itself; the loss; the gradient of
-    each example, (batch, *shape) a parameter; the update that leaves the client; the list of all clients' updates.
-    No stage changes its arguments in place.
+    Stages, in the order a round meets them: which samples form the batch; the batch; the loss; the gradient of each
+    example, (batch, *shape); the update that leaves the client; all clients' updates. Arguments are never changed.
     """
 
     def on_draw(self, dataset: Batch, context: Context, rng: torch.Generator) -> Tensor:
@@ -53,10 +54,7 @@ class Defense:
         return updates
 
     def deterministic(self, observed: Update | None = None) -> Defense:
-        """What an attacker who knows this defense can repeat in its own forward model; random parts are left out.
-
-        `observed` is the update it saw, which may fix what the defense did to it (which entries pruning kept).
-        """
+        """What an attacker can repeat in its forward model, without random parts, having seen the update `observed`."""
         return self
 
     @property
@@ -92,29 +90,19 @@ class Chain(Defense):
         return chosen
 
     def on_batch(self, batch: Batch, context: Context, rng: torch.Generator) -> Batch:
-        for defense in self.defenses:
-            batch = defense.on_batch(batch, context, rng)
-        return batch
+        return reduce(lambda given, defense: defense.on_batch(given, context, rng), self.defenses, batch)
 
     def on_loss(self, loss: LossFn) -> LossFn:
-        for defense in self.defenses:
-            loss = defense.on_loss(loss)
-        return loss
+        return reduce(lambda given, defense: defense.on_loss(given), self.defenses, loss)
 
     def on_examples(self, grads: Update, context: Context, rng: torch.Generator) -> Update:
-        for defense in self.defenses:
-            grads = defense.on_examples(grads, context, rng)
-        return grads
+        return reduce(lambda given, defense: defense.on_examples(given, context, rng), self.defenses, grads)
 
     def on_update(self, update: Update, context: Context, rng: torch.Generator) -> Update:
-        for defense in self.defenses:
-            update = defense.on_update(update, context, rng)
-        return update
+        return reduce(lambda given, defense: defense.on_update(given, context, rng), self.defenses, update)
 
     def on_aggregate(self, updates: Sequence[Update], context: Context, rng: torch.Generator) -> Sequence[Update]:
-        for defense in self.defenses:
-            updates = defense.on_aggregate(updates, context, rng)
-        return updates
+        return reduce(lambda given, defense: defense.on_aggregate(given, context, rng), self.defenses, updates)
 
     def deterministic(self, observed: Update | None = None) -> Defense:
         return chain(*(defense.deterministic(observed) for defense in self.defenses))
@@ -138,3 +126,22 @@ def chain(*defenses: Defense) -> Defense:
             )
         flat.extend(defense.members)
     return flat[0] if len(flat) == 1 else Chain(tuple(flat))
+
+
+def change_floats(update: Update, change: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+    """The update with every floating-point tensor changed; whole numbers (counters among the buffers) stay."""
+    return {name: change(tensor) if tensor.dtype.is_floating_point else tensor for name, tensor in update.items()}
+
+
+def check_number(value: object, name: str, hint: str, *, zero: bool = False, most: float = math.inf) -> None:
+    """Refuse what is no finite number above 0, or with `zero` of at least 0, and up to `most`."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (number and 0 <= value < math.inf and value <= most and (value > 0 or zero)):  # type: ignore[operator]
+        limits = ("of at least 0" if zero else "above 0") + (f" and at most {most:g}" if most < math.inf else "")
+        raise BadInput(f"expected {name} to be a number {limits}, found {shown(value)}; {hint}.")
+
+
+def check_switch(value: object, name: str) -> None:
+    """Refuse what is neither True nor False."""
+    if not isinstance(value, bool):
+        raise BadInput(f"expected {name} to be True or False, found {shown(value)}; use one of these.")

@@ -12,26 +12,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedprism.defenses.base import Context, Defense
-from fedprism.errors import BadInput
+from fedprism.defenses.base import Context, Defense, change_floats, check_number, check_switch
 from fedprism.types import Update
 
 
 @dataclass(frozen=True)
 class Clip(Defense):
-    """Scales an update that is longer than `norm` down to that length; with `always`, every update to that length.
-
-    The length is Euclidean, of all floating-point tensors as one vector. An update of zeros stays as it is.
-    """
+    """Scales an update that is longer than `norm` down to that length; with `always`, every update to that length."""
 
     norm: float
     always: bool = False
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.norm, int | float) and 0 < self.norm < float("inf")):
-            raise BadInput(f"expected Clip's norm to be a number above 0, found {self.norm!r}; 1.0 is common.")
-        if self.always not in (True, False):
-            raise BadInput(f"expected Clip's always to be True or False, found {self.always!r}; use one of these.")
+        check_number(self.norm, "Clip's norm", "1.0 is common")
+        check_switch(self.always, "Clip's always")
 
     def on_update(self, update: Update, context: Context, rng: torch.Generator) -> Update:
         return clip_update(update, self.norm, always=self.always)
@@ -42,17 +36,9 @@ def clip_update(update: Update, norm: float, *, always: bool = False) -> Update:
     floating = [tensor for tensor in update.values() if tensor.dtype.is_floating_point]
     if not floating:
         return update
-    excess = _length(floating) / norm
+    # In double precision, where no square of a float overflows.
+    lengths = [torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in floating]
+    excess: Tensor = torch.linalg.vector_norm(torch.stack(lengths)) / norm
     # Dividing, not multiplying by norm / length: that overflows for the shortest updates.
     divisor = torch.where(excess > 0, excess, 1.0) if always else excess.clamp(min=1.0)
-    return {
-        name: tensor / divisor.to(tensor.dtype) if tensor.dtype.is_floating_point else tensor
-        for name, tensor in update.items()
-    }
-
-
-def _length(tensors: list[Tensor]) -> Tensor:
-    """The Euclidean length of all tensors as one vector; in double precision, where no square of a float overflows."""
-    parts = [torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in tensors]
-    length: Tensor = torch.linalg.vector_norm(torch.stack(parts))
-    return length
+    return change_floats(update, lambda tensor: tensor / divisor.to(tensor.dtype))

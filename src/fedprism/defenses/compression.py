@@ -20,10 +20,7 @@ from fedprism.defenses.quantization import _Rounding
 
 @dataclass(frozen=True)
 class SignCompression(_Rounding):
-    """Sends each tensor's signs times the mean magnitude of its entries; zeros stay zeros and are not counted.
-
-    `Quantize(1)` sends a plus for a zero, and so fills what pruning has emptied.
-    """
+    """Sends each tensor's signs times the mean magnitude of its nonzero entries; zeros stay zeros."""
 
     def rounded(self, tensor: Tensor, rng: torch.Generator) -> Tensor:
         kept = (tensor != 0).sum().clamp(min=1)

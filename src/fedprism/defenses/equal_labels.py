@@ -31,13 +31,9 @@ MOST_SAMPLES = 2**31 - 1
 class EqualLabels(Defense):
     """Each round a client trains on `size` samples of one class, or on all that it has of that class.
 
-    In round r, client number k takes the (k + r)-th of the classes that it holds, and starts over after the last one,
-    in another order: clients that hold the same classes cover all of them, each round a part, and every client does so
-    by itself in as many rounds as it holds classes. The class is no secret: the bias of the last layer tells it anyway.
-    Where the round is not known, the class is drawn at random.
-
-    A batch of a single sample is read off exactly, whatever its label; with `size`, a class of fewer samples is refused
-    instead of forming a smaller batch. Under federated averaging all local steps of a round see the one class.
+    In round r, client number k trains on the (k + r)-th of the classes that it holds, and starts over after the last
+    one, in another order. Without a round number the class is drawn at random. A batch of one sample is read off
+    exactly, so with `size` a class of fewer samples is refused. All local steps of a round use the one class.
     """
 
     size: int | None = None

@@ -2,11 +2,9 @@
 
 Huang, Song, Li, Arora, "InstaHide: Instance-hiding Schemes for Private Distributed Learning", ICML 2020 (sections 4.1
 and 4.2); coefficients as in Huang, Gupta, Song, Li, Arora, "Evaluating Gradient Inversion Attacks and Defenses in
-Federated Learning", NeurIPS 2021. The encodings are broken in Carlini et al., "Is Private Learning Possible with
-Instance Encoding?", 2021: `solvers.decode_mixtures`.
+Federated Learning", NeurIPS 2021. Broken in Carlini et al., 2021: `solvers.decode_mixtures`.
 
-Differs from the published code in what MixUp differs in. Signs hide something only of inputs that are of either sign:
-of pixels from 0 to 1 the absolute value is the mixture itself.
+Differs from the published code in what MixUp differs in. Signs hide nothing of pixels from 0 to 1.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from fedprism.types import Batch
 
 PRIVATE_MIXED = 2
 """How many of the samples in a mixture are the client's own where the others are public."""
-PRIVATE_SHARE = 0.3
+LEAST_PRIVATE_WEIGHT = 0.3
 """The least that these two weigh together."""
 
 
@@ -32,9 +30,8 @@ PRIVATE_SHARE = 0.3
 class InstaHide(MixUp):
     """MixUp with every entry's sign drawn anew.
 
-    All partners are the client's own samples (Intra-InstaHide). With `cross`, public data in the model's input space,
-    only two are, and weigh at least 0.3 together; the other k - 2 are public and their labels play no part, so that
-    labels sum to less than 1 (Inter-InstaHide). Such a defense holds data and is not written into captures.
+    With `cross`, public data in the model's input space, only two partners are the client's own samples, and weigh at
+    least 0.3 together; the public ones' labels play no part (Inter-InstaHide). Captures cannot hold such a defense.
     """
 
     cross: Batch | None = None
@@ -65,7 +62,7 @@ class InstaHide(MixUp):
         chance = Chance.out_of(rng, owned)
         partner = draw_partners(chance, samples, PRIVATE_MIXED - 1, besides=owned)
         others = samples + draw_partners(chance, len(self.cross), public, first=PRIVATE_MIXED)
-        weight = (PRIVATE_MIXED, PRIVATE_SHARE)
+        weight = (PRIVATE_MIXED, LEAST_PRIVATE_WEIGHT)
         return Mixing(
             torch.cat([owned.unsqueeze(1), partner, others], dim=1),
             draw_coefficients(chance, self.k, self.bound, private=weight),
@@ -84,9 +81,5 @@ class InstaHide(MixUp):
             inputs = torch.cat([inputs, self.cross.tensor.to(inputs)])
             labelled = Mixing(mixing.partners[:, :PRIVATE_MIXED], mixing.coefficients[:, :PRIVATE_MIXED])
         mixed = mixing.of(inputs)
-        return Batch(mixed * _signs(mixed.shape, rng).to(mixed), labelled.of(soft_labels(pool, context)))
-
-
-def _signs(size: torch.Size, rng: torch.Generator) -> Tensor:
-    """Plus or minus 1 with even odds, drawn on the CPU so that a seed means the same signs on every device."""
-    return 2 * torch.randint(2, size, generator=rng) - 1
+        signs = 2 * torch.randint(2, mixed.shape, generator=rng) - 1
+        return Batch(mixed * signs.to(mixed), labelled.of(soft_labels(pool, context)))

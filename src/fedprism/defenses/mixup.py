@@ -4,9 +4,8 @@ Zhang, Cisse, Dauphin, Lopez-Paz, "mixup: Beyond Empirical Risk Minimization", I
 coefficients as a defense by Huang, Gupta, Song, Li, Arora, "Evaluating Gradient Inversion Attacks and Defenses in
 Federated Learning", NeurIPS 2021.
 
-Differs from the published code in: the mixture of a sample starts with that sample and belongs to its index, so that a
-short last batch gets its own mixtures; partners are uniform for each mixture on its own, where the published ones come
-from permutations of the whole data, which cost more with every sample that a client holds.
+Differs from the published code in: the mixture of a sample starts with that sample and belongs to its index; partners
+are uniform for each mixture separately, where the published ones come from permutations of the whole data.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from fedprism.types import Batch, Update, is_soft
 
 MOST_MIXED = 64
 """Samples in one mixture at most: a bound on input."""
-OWN_SHARE = 3.0
+FIRST_CONCENTRATION = 3
 """The first coefficient's Dirichlet parameter; that of the others is 1."""
 MOST_REDRAWS = 10_000
 """How often coefficients are drawn before the bound counts as unreachable."""
@@ -37,7 +36,7 @@ REDRAWN_TOGETHER = 8
 
 
 class Mixing(NamedTuple):
-    """Which samples are in a mixture and with what weight, one row a mixture: (rows, k) and (rows, k)."""
+    """Which samples are in each mixture and with what weight: (mixtures, k) and (mixtures, k)."""
 
     partners: Tensor
     coefficients: Tensor
@@ -61,7 +60,7 @@ class Told(NamedTuple):
 
     @classmethod
     def of(cls, given: Update, rounds: int) -> Told:
-        """The table out of a field of Knowledge about `rounds` updates."""
+        """Check a field of Knowledge about `rounds` updates."""
         if not {"mapping", "updates"} <= set(given) <= {"mapping", "coefficients", "updates"}:
             raise BadInput(
                 f"expected 'mapping', 'updates' and perhaps 'coefficients' in mixing, found {shown(sorted(given))}; "
@@ -99,9 +98,8 @@ def _within(numbers: Tensor, most: int) -> bool:
 class MixUp(Defense):
     """Replaces every sample by an average of itself and k - 1 other ones, and its label by that of their labels.
 
-    The coefficients are Dirichlet(3, 1, ..., 1), the 3 for the sample itself, drawn again until none is above `bound`.
-    Partners are distinct. They come from all that the client holds, where the context has it, else from the batch.
-    Every step mixes anew. In a chain it comes before what else changes batches.
+    The coefficients are Dirichlet(3, 1, ..., 1), drawn again until none is above `bound`. Partners are distinct, out of
+    all that the client holds, if the context has it, else out of the batch. In a chain it comes first.
     """
 
     k: int = 4
@@ -117,10 +115,9 @@ class MixUp(Defense):
             )
 
     def mixing(self, samples: int, rng: torch.Generator, owned: Tensor | None = None) -> Mixing:
-        """The next mixtures out of `rng`, on the CPU: a row for each of `own`, all of a client's `samples` unless said.
+        """The next mixtures out of `rng`, on the CPU: a row for each of `owned`, or for all `samples` of the client.
 
-        This is the first thing that is drawn for a batch, so whoever has the generator can repeat it. One number is
-        drawn; it and a sample's index decide the mixture of that sample, whatever else is in the batch.
+        One number is drawn, the first one for a batch; it and a sample's index decide the mixture of that sample.
         """
         if samples < self.k:
             raise BadInput(
@@ -153,20 +150,19 @@ class Chance(NamedTuple):
     """Random numbers that belong to samples: the same ones in whichever batch and order a sample comes."""
 
     key: int
-    own: Tensor
-    """(rows,) the samples."""
+    samples: Tensor
+    """(rows,)"""
 
     @classmethod
-    def out_of(cls, rng: torch.Generator, own: Tensor) -> Chance:
-        return cls(int(torch.randint(2**62, (), generator=rng)), own)
+    def out_of(cls, rng: torch.Generator, samples: Tensor) -> Chance:
+        return cls(int(torch.randint(2**62, (), generator=rng)), samples)
 
     def uniform(self, first: int, count: int, rows: Tensor | None = None) -> Tensor:
         """(rows, count) in (0, 1), in double precision: the numbers from `first` on of these rows, of all unless said.
 
-        Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", 2014 (figure 15): its mixing function on
-        the key, the sample and the number. Whole numbers overflow silently, as they are meant to.
+        Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", 2014 (figure 15), of key, sample, number.
         """
-        samples = (self.own if rows is None else self.own[rows]).unsqueeze(1)
+        samples = (self.samples if rows is None else self.samples[rows]).unsqueeze(1)
         numbers = torch.arange(first, first + count)
         bits = _scrambled(_scrambled(self.key + samples * _GOLDEN) + numbers * _GOLDEN)
         uniform: Tensor = (_shifted(bits, 11).double() + 0.5) / 2**53
@@ -193,10 +189,9 @@ def _shifted(bits: Tensor, by: int) -> Tensor:
 def draw_partners(chance: Chance, samples: int, count: int, besides: Tensor | None = None, first: int = 0) -> Tensor:
     """(rows, count) distinct ones out of `samples`, none of them the one that the row has in `besides`.
 
-    Each is drawn out of those that are left, and counted on past those that are taken, from the smallest on.
     `first` is the number of the first random number to use.
     """
-    rows = len(chance.own)
+    rows = len(chance.samples)
     chosen_before = torch.empty(rows, 0, dtype=torch.int64) if besides is None else besides.unsqueeze(1)
     drawn = []
     for uniform in chance.uniform(first, count).unbind(1):
@@ -213,10 +208,10 @@ def draw_coefficients(chance: Chance, k: int, bound: float, private: tuple[int, 
 
     `private`: of how many leading entries the sum must be at least how much.
     """
-    drawn = torch.empty(len(chance.own), k, dtype=torch.float64)
+    drawn = torch.empty(len(chance.samples), k, dtype=torch.float64)
     count, weight = private
     open_rows = torch.arange(len(drawn))
-    wanted = int(OWN_SHARE) + k - 1
+    wanted = FIRST_CONCENTRATION + k - 1
     for attempt in range(0, MOST_REDRAWS, REDRAWN_TOGETHER):
         numbers = chance.uniform(MOST_MIXED + attempt * wanted, REDRAWN_TOGETHER * wanted, open_rows)
         each = _dirichlet(numbers.view(-1, REDRAWN_TOGETHER, wanted))
@@ -231,11 +226,9 @@ def draw_coefficients(chance: Chance, k: int, bound: float, private: tuple[int, 
 
 def _dirichlet(uniform: Tensor) -> Tensor:
     """(..., k) gamma variables over their sum; one of whole shape is a sum of exponential ones."""
-    exponential = -uniform.log()
-    first, others = exponential[..., : int(OWN_SHARE)], exponential[..., int(OWN_SHARE) :]
+    first, others = (-uniform.log()).tensor_split([FIRST_CONCENTRATION], dim=-1)
     gammas = torch.cat([first.sum(-1, keepdim=True), others], dim=-1)
-    shares: Tensor = gammas / gammas.sum(-1, keepdim=True)
-    return shares
+    return gammas / gammas.sum(-1, keepdim=True)
 
 
 def soft_labels(data: Batch, context: Context) -> Tensor:

@@ -11,25 +11,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedprism.defenses.base import Defense
-from fedprism.errors import BadInput
+from fedprism.defenses.base import Defense, check_switch
 from fedprism.losses import mse, softmax_mse
 from fedprism.types import LossFn
 
 
 @dataclass(frozen=True)
 class MseLoss(Defense):
-    """Trains with the squared error against one-hot labels, whatever loss was agreed on.
-
-    With `softmax` the error is that of the predicted probabilities, otherwise that of the raw outputs; both are means
-    over samples and classes.
-    """
+    """Trains with the squared error against one-hot labels, of the softmax's probabilities or of the raw outputs."""
 
     softmax: bool = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.softmax, bool):
-            raise BadInput(f"expected MseLoss's softmax to be True or False, found {self.softmax!r}; use one of these.")
+        check_switch(self.softmax, "MseLoss's softmax")
 
     def on_loss(self, loss: LossFn) -> LossFn:
         return softmax_mse if self.softmax else mse

@@ -10,9 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedprism.checks import shown
-from fedprism.defenses.base import Chain, Context, Defense
-from fedprism.errors import BadInput
+from fedprism.defenses.base import Chain, Context, Defense, change_floats, check_number
 from fedprism.types import Update
 
 
@@ -21,25 +19,14 @@ class _AdditiveNoise(Defense):
     std: float
 
     def __post_init__(self) -> None:
-        number = isinstance(self.std, int | float) and not isinstance(self.std, bool)
-        if not (number and 0 <= self.std < float("inf")):
-            raise BadInput(
-                f"expected {type(self).__name__}'s std to be a number of at least 0, found {shown(self.std)}; "
-                "0.01 is common."
-            )
+        check_number(self.std, f"{type(self).__name__}'s std", "0.01 is common", zero=True)
 
     def unit_noise(self, size: torch.Size, rng: torch.Generator) -> torch.Tensor:
         """Noise of standard deviation 1, drawn on the CPU so that a seed means the same noise on every device."""
         raise NotImplementedError
 
     def on_update(self, update: Update, context: Context, rng: torch.Generator) -> Update:
-        # Whole-number entries (counters among the buffers) are not noised.
-        return {
-            name: tensor + self.std * self.unit_noise(tensor.shape, rng).to(tensor)
-            if tensor.dtype.is_floating_point
-            else tensor
-            for name, tensor in update.items()
-        }
+        return change_floats(update, lambda tensor: tensor + self.std * self.unit_noise(tensor.shape, rng).to(tensor))
 
     def deterministic(self, observed: Update | None = None) -> Defense:
         return Chain()

@@ -3,9 +3,8 @@
 Zhu, Liu, Han, "Deep Leakage from Gradients", NeurIPS 2019 (section 5.2); evaluated as GradPrune by Huang, Gupta, Song,
 Li, Arora, "Evaluating Gradient Inversion Attacks and Defenses in Federated Learning", NeurIPS 2021.
 
-Differs from the published code in: the threshold is found without a limit on the tensor's size; where
-entries equal the threshold, only as many of them stay as the ratio leaves, so that a tensor of equal entries is pruned
-as well.
+Differs from the published code in: tensors may have any size; of entries that equal the threshold only as many stay as
+the ratio leaves.
 """
 
 from __future__ import annotations

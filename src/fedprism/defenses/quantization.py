@@ -16,33 +16,28 @@ import torch
 from torch import Tensor
 
 from fedprism.checks import choice, whole
-from fedprism.defenses.base import Chain, Context, Defense
-from fedprism.errors import BadInput
+from fedprism.defenses.base import Chain, Context, Defense, change_floats, check_switch
 from fedprism.types import Update
 
 _SHORT_TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 class _Rounding(Defense):
-    """Rounds each floating-point tensor on its own; whole-number entries (counters among buffers) are left alone."""
+    """Rounds each floating-point tensor separately."""
 
     def rounded(self, tensor: Tensor, rng: torch.Generator) -> Tensor:
         raise NotImplementedError
 
     def on_update(self, update: Update, context: Context, rng: torch.Generator) -> Update:
-        return {
-            name: self.rounded(tensor, rng) if tensor.dtype.is_floating_point and tensor.numel() else tensor
-            for name, tensor in update.items()
-        }
+        return change_floats(update, lambda tensor: self.rounded(tensor, rng) if tensor.numel() else tensor)
 
     @property
     def by_chance(self) -> bool:
         return False
 
     def deterministic(self, observed: Update | None = None) -> Defense:
-        # Rounding is flat almost everywhere: an attacker who repeats it has no gradient to follow. What was sent lies
-        # within a step of the unrounded update, so that is what its forward model had better predict. Who wants to know
-        # what it sent itself has nothing to follow, and rounds.
+        # Rounding is flat almost everywhere: an attacker who repeats it has no gradient to follow, and had better
+        # predict the unrounded update. Who wants to know what it sent itself has nothing to follow, and rounds.
         return self if observed is None and not self.by_chance else Chain()
 
 
@@ -50,9 +45,8 @@ class _Rounding(Defense):
 class Quantize(_Rounding):
     """Sends `bits` bits an entry: 2^bits - 1 evenly spaced values from minus to plus each tensor's largest magnitude.
 
-    Zero is one of the values. Rounding is to the nearest, ties to even; `stochastic` rounds up or down at random so
-    that the expectation is the entry itself. One bit is the sign (of zero: plus) times the mean magnitude; stochastic,
-    plus or minus the largest magnitude. 32 bits change nothing.
+    Rounding is to the nearest, ties to even; `stochastic` rounds so that the expectation is the entry. One bit is the
+    sign (of zero: plus) times the mean magnitude; stochastic, times the largest. 32 bits change nothing.
     """
 
     bits: int
@@ -60,10 +54,7 @@ class Quantize(_Rounding):
 
     def __post_init__(self) -> None:
         whole(self.bits, "Quantize's bits", 32)
-        if self.stochastic not in (True, False):
-            raise BadInput(
-                f"expected Quantize's stochastic to be True or False, found {self.stochastic!r}; use one of these."
-            )
+        check_switch(self.stochastic, "Quantize's stochastic")
 
     @property
     def by_chance(self) -> bool:
@@ -93,10 +84,7 @@ class Cast(_Rounding):
 
 
 def _on_grid(tensor: Tensor, steps: int, chance: Tensor | None) -> Tensor:
-    """The nearest of the values k / steps * largest, |k| up to `steps`; with `chance` in [0, 1) a random neighbour.
-
-    In double precision, because single precision cannot tell the steps of more than 24 bits apart.
-    """
+    """The nearest value k / steps * largest, with `chance` a random neighbour; in double precision for over 24 bits."""
     exact = tensor.double()
     largest = exact.abs().amax()
     position = exact / torch.where(largest > 0, largest, 1.0) * steps

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from fedprism.checks import whole
-from fedprism.defenses.base import Chain, Context, Defense
-from fedprism.errors import BadInput
+from fedprism.defenses.base import Chain, Context, Defense, change_floats, check_number
 from fedprism.types import Update
 
 
@@ -27,9 +26,8 @@ from fedprism.types import Update
 class SecureAggregation(Defense):
     """Only sums are seen, of updates clipped entry by entry to ±`clip` and rounded to steps of 2 `clip` / 2^`bits`.
 
-    Rounding is up or down at random so that the expectation is the entry itself. With `max_weight` a client's update is
-    multiplied by its number of examples / `max_weight` before and divided by it after, as SecAgg+ does for weighted
-    means, which leaves clients with few examples fewer steps. The sum itself is not protected: put noise before this.
+    Rounding is random with the entry as its expectation. With `max_weight` an update is multiplied by its number of
+    examples / `max_weight` before and divided by it after. The sum itself is not protected: put noise before this.
     """
 
     clip: float = 8.0
@@ -38,14 +36,9 @@ class SecureAggregation(Defense):
 
     def __post_init__(self) -> None:
         whole(self.bits, "SecureAggregation's bits", 32)
-        for name in ("clip", "max_weight"):
-            value = getattr(self, name)
-            optional = name == "max_weight" and value is None
-            if not optional and not (_is_number(value) and 0 < value < float("inf")):
-                raise BadInput(
-                    f"expected SecureAggregation's {name} to be a number above 0, found {value!r}; "
-                    f"{8.0 if name == 'clip' else 1000.0} is common."
-                )
+        check_number(self.clip, "SecureAggregation's clip", "8.0 is common")
+        if self.max_weight is not None:
+            check_number(self.max_weight, "SecureAggregation's max_weight", "1000.0 is common")
 
     @property
     def sums_only(self) -> bool:
@@ -54,10 +47,7 @@ class SecureAggregation(Defense):
     def on_update(self, update: Update, context: Context, rng: torch.Generator) -> Update:
         examples = len(context.batch) if context.batch is not None else None
         weight = examples / self.max_weight if self.max_weight is not None and examples else 1.0
-        return {
-            name: self._rounded(tensor, weight, rng) if tensor.dtype.is_floating_point else tensor
-            for name, tensor in update.items()
-        }
+        return change_floats(update, lambda tensor: self._rounded(tensor, weight, rng))
 
     def deterministic(self, observed: Update | None = None) -> Defense:
         # Rounding is flat almost everywhere: the forward model had better predict what was rounded.
@@ -71,7 +61,3 @@ class SecureAggregation(Defense):
         position = (weight * tensor.double()).clamp(-self.clip, self.clip) / step
         rounded: Tensor = (position + chance).floor() * step / weight
         return rounded.to(tensor.dtype)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

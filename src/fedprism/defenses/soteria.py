@@ -1,11 +1,10 @@
 """Soteria: do not send the classifier's gradient for the features that tell most about the input.
 
 Sun, Li, Wang, Chen, Li, Yang, Li, "Soteria: Provable Defense against Privacy Leakage in Federated Learning from
-Representation Perspective", CVPR 2021 (section 4.2). Balunović et al., "Bayesian Framework for Gradient Leakage", ICLR
-2022, show that an attacker who leaves the layer out of the comparison gets past it; so does one who knows the zeros.
+Representation Perspective", CVPR 2021 (section 4.2); broken in Balunović et al., "Bayesian Framework for Gradient
+Leakage", ICLR 2022, and by who knows the zeros.
 
-Differs from the published code in: features of either sign count by their magnitude, and exactly the stated share is
-removed also where scores are equal.
+Differs from the published code in: features of either sign count by their magnitude, ties are broken by order.
 """
 
 from __future__ import annotations
@@ -34,9 +33,7 @@ TOGETHER = 32
 class Soteria(Defense):
     """Zeroes the columns of the last dense layer's weight gradient for `ratio` of its inputs, the features.
 
-    Those go whose score, the length of their derivative by the input over their magnitude, summed over the samples, is
-    smallest: there the input has to move furthest for the feature to vanish. All else is sent as it is. The features
-    are those of the client's own data, so a mixture of samples earlier in a chain is not taken into account.
+    Those go whose derivative by the input is shortest over their magnitude, summed over the client's own samples.
     """
 
     ratio: float
@@ -62,15 +59,13 @@ class Soteria(Defense):
         return {**update, layer: update[layer] * kept.to(update[layer])}
 
     def deterministic(self, observed: Update | None = None) -> Defense:
-        # The zeros tell which features were removed; comparing the others needs no derivative of the defense. Who wants
-        # to know what it sent itself has its own data to score features by, and no zeros to look at.
+        # The zeros tell which features were removed; comparing the others needs no derivative of the defense.
         return self if observed is None else KeepSupport({name: tensor != 0 for name, tensor in observed.items()})
 
 
 def feature_scores(model: nn.Module, params: Update | None, data: Batch) -> tuple[str, Tensor]:
     """The last dense layer's weight by name, and (features,) sum over samples of |df/dx| / (|f| + 0.1)."""
-    names = {module: name for name, module in model.named_modules()}
-    inputs_of: list[tuple[str, Tensor]] = []
+    names, inputs_of = {module: name for name, module in model.named_modules()}, list[tuple[str, Tensor]]()
 
     def watch(module: nn.Module, args: tuple[Any, ...]) -> None:
         inputs_of.append((f"{names[module]}.weight".lstrip("."), args[0]))
@@ -100,5 +95,5 @@ def _lengths(features: Tensor, inputs: Tensor, some: Tensor) -> Tensor:
     picked = torch.zeros(len(some), *features.shape, dtype=features.dtype, device=features.device)
     picked[torch.arange(len(some)), :, some] = 1.0
     (slopes,) = torch.autograd.grad(features, inputs, picked, retain_graph=True, is_grads_batched=True)
-    lengths: Tensor = slopes.flatten(2).norm(dim=2)
+    lengths: Tensor = torch.linalg.vector_norm(slopes.flatten(2), dim=2)
     return lengths

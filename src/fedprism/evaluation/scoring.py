@@ -113,7 +113,7 @@ def score(
     if "avd" in values:  # a blank image scores low on AVD too: the value means nothing without this floor
         values["avd_floor"] = tuple(map(float, avd_floor(matched.truth)))
     if matched.tokens is not None:
-        values.update(_of_tokens(matched.tokens, answered))
+        values.update(_of_tokens(matched.tokens, answered, matched.resolved))
     return Scores(
         values=values,
         rows=matched.rows,
@@ -233,11 +233,23 @@ def _say_something(inputs: Inputs) -> Tensor:
     return torch.stack(finite).any(0)
 
 
-def _of_tokens(tokens: tuple[Tensor, Tensor], answered: Tensor) -> dict[str, tuple[float | None, ...]]:
-    """The share of whole numbers that came back, wherever they stand and in their places."""
+def _of_tokens(
+    tokens: tuple[Tensor, Tensor], answered: Tensor, ambiguity: frozenset[Ambiguity]
+) -> dict[str, tuple[float | None, ...]]:
+    """The share of whole numbers that came back, wherever they stand and in their places.
+
+    Where an attack cannot tell how often a number occurs, or in which sample, once and anywhere in the batch will do.
+    """
+    recovered, true = (each[answered] for each in tokens)
+    if "samples" in ambiguity:
+        anywhere = torch.isin(true, recovered.flatten()).double().mean(1)
+    elif "counts" in ambiguity:
+        anywhere = (true[:, :, None] == recovered[:, None]).any(2).double().mean(1)
+    else:
+        anywhere = tokens_anywhere(recovered, true)
     values = {}
-    for name, function in {"tokens": tokens_anywhere, "tokens-in-place": tokens_in_place}.items():
-        computed = iter(function(tokens[0][answered], tokens[1][answered]).tolist())
+    for name, shares in {"tokens": anywhere, "tokens-in-place": tokens_in_place(recovered, true)}.items():
+        computed = iter(shares.tolist())
         values[name] = tuple(next(computed) if yes else None for yes in answered.tolist())
     return values
 

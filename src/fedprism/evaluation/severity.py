@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -23,6 +24,9 @@ HIGHER_IS_CLOSER = {
 """For every metric of a sample, whether a higher value is closer to the original."""
 NOT_LEAKAGE = "avd_floor"
 """A reference value of AVD, the same for every attack."""
+
+RANGES = {"ssim": (-1.0, 1.0), "columns": (0.0, 1.0), "mse": (0.0, math.inf), "update-error": (0.0, math.inf)}
+"""The values that are possible: an interval over seeds ends there."""
 
 FAITHFUL_PSNR = 30.0
 """Decibels from which a copy can hardly be told from the original beside it."""
@@ -58,24 +62,33 @@ class Figure:
 
     mean: float
     low: float | None
-    """95% interval over seeds; None for one seed."""
+    """95% interval over seeds, inside the metric's range; None for fewer than five seeds."""
     high: float | None
     closest: float
     """Of the sample that came closest to its original."""
     null: float | None
     """The best mean that a null baseline reaches."""
+    by_seed: tuple[float, ...] = ()
+    """The mean of each seed: shown where there are too few for an interval."""
+
+    @property
+    def range(self) -> tuple[float, float] | None:
+        """The interval over seeds or, of fewer than five, from the lowest to the highest; None for one seed."""
+        if self.low is not None and self.high is not None:
+            return self.low, self.high
+        return (min(self.by_seed), max(self.by_seed)) if len(self.by_seed) > 1 else None
 
 
 class Leak(StrEnum):
     """How much came back, worst for its owner first. The value is what is said of the samples."""
 
-    FAITHFUL = "came back faithfully"
-    RECOGNISABLE = "came back recognisable"
-    TRACES = "came back in traces"
-    GONE = "did not come back"
-    EXPLAINED = "account for recorded updates"
-    UNKNOWN = "cannot be told without the truth"
-    UNTESTED = "was not tested"
+    FAITHFUL = "were recovered"
+    RECOGNISABLE = "were recovered recognisably"
+    TRACES = "were recovered in traces"
+    GONE = "were not recovered"
+    EXPLAINED = "reproduce recorded updates"
+    UNKNOWN = "cannot be compared without the ground truth"
+    UNTESTED = "were not tested"
 
     @property
     def readable(self) -> bool:
@@ -148,9 +161,19 @@ def _closest(metrics: Mapping[str, Figure], name: str, limit: float, margin: flo
 
 
 def _beyond_guess(name: str, figure: Figure) -> bool:
-    """Whether the mean, with its whole interval where there is one, is better than the best guess."""
+    """Whether the mean, with its whole range over seeds, is better than the best guess."""
     if figure.null is None:
         return False
-    if HIGHER_IS_CLOSER.get(name, False):
-        return (figure.mean if figure.low is None else figure.low) > figure.null
-    return (figure.mean if figure.high is None else figure.high) < figure.null
+    low, high = figure.range or (figure.mean, figure.mean)
+    return low > figure.null if HIGHER_IS_CLOSER.get(name, False) else high < figure.null
+
+
+def number(metric: str, value: float | None) -> str:
+    """A value as a person reads it, with its unit."""
+    if value is None:
+        return ""
+    if metric == "columns":
+        return f"{value:.0%}"
+    if metric == "psnr":
+        return "∞ dB" if math.isinf(value) and value > 0 else f"{value:.1f} dB"
+    return f"{value:.3g}"

@@ -121,8 +121,19 @@ class _UtilityScores(_Strict):
     release_epsilon: Number | None
 
 
+class _Ceiling(_Strict):
+    metric: str
+    values: list[Number]
+    confidence: Annotated[float, Field(gt=0, lt=1)]
+    pairs: Count
+    prior: str
+    linearised: Number | None
+    from_epsilon: Number | None
+    status: str
+
+
 class _Record(_Strict):
-    kind: Literal["attack", "utility"]
+    kind: Literal["attack", "utility", "ceiling"]
     cell: dict[str, Any]
     knowledge_used: list[str]
     scores: dict[str, Any] | None
@@ -130,6 +141,7 @@ class _Record(_Strict):
     time_factor: Number | None
     epsilon: Number | None
     residual: Number | None
+    ceiling: _Ceiling | None = None
     status: str
     seed: Count
     versions: dict[str, str]
@@ -138,7 +150,9 @@ class _Record(_Strict):
         """With scores as their kind has them."""
         kind = _AttackScores if self.kind == "attack" else _UtilityScores
         scores = None if self.scores is None else kind.model_validate(self.scores).model_dump(exclude_unset=True)
-        return Record(**{**dict(self), "knowledge_used": tuple(self.knowledge_used), "scores": scores})
+        ceiling = None if self.ceiling is None else self.ceiling.model_dump()
+        changed = {"knowledge_used": tuple(self.knowledge_used), "scores": scores, "ceiling": ceiling}
+        return Record(**{**dict(self), **changed})
 
 
 class _File(_Strict):

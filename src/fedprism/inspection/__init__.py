@@ -1,8 +1,4 @@
-"""What a client can check in the model it was sent, before it trains: `inspect(params).require_clean()`.
-
-With a reference (the round before) and with the model's code and a batch of the client's own, it looks at what changed
-and at what the model does as well.
-"""
+"""What a client can check in the model it was sent, before it trains: `inspect(params).require_clean()`."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from torch import nn
 from fedprism import losses
 from fedprism.errors import BadInput
 from fedprism.inspection.aligned_rows import aligned_rows
-from fedprism.inspection.base import Finding, Inspection, Layer, Severity, Suspicious, layers
+from fedprism.inspection.base import Finding, Inspection, Layer, Severity, Suspicious, layers, serious_first
 from fedprism.inspection.behaviour import behaviour
 from fedprism.inspection.biases import extreme_biases
 from fedprism.inspection.jumps import jumps
@@ -43,8 +39,7 @@ def inspect(
 ) -> Inspection:
     """Look at a state dict, or a lazy view of one. Nothing is changed, and no random state is touched.
 
-    reference: the model of the round before, or any that the client trusts. model and batch, given together: the
-    model's code and samples of the client's own, on which its outputs and gradients are looked at.
+    reference: a model that the client trusts, such as the round before's. model, batch: its code, the client's samples.
     """
     if not params:
         raise BadInput("expected a model with at least one tensor, found none; give its state dict.")
@@ -57,4 +52,4 @@ def inspect(
         findings += jumps(params, reference)
     if model is not None and batch is not None and all(finding.check != "not-finite" for finding in findings):
         findings += behaviour(params, model, batch, losses.resolve(loss))
-    return Inspection(tuple(sorted(findings, key=lambda finding: finding.severity is not Severity.SERIOUS)))
+    return Inspection(serious_first(findings))

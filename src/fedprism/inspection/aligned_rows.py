@@ -1,11 +1,8 @@
 """Rows that are copies of each other.
 
-Two units with the same or the opposite direction see the same thing of every input. Training from random weights does
-not make them; tampering does. An imprint layer has one direction in all rows, told apart by their biases, and naive
-MKOR as well; inconspicuous MKOR has pairs of opposite rows, of which one passes each sample.
-
-Noise as large as the weights hides what the rows of an imprint layer share from a glance at any two of them, but not
-from one at all, and not its biases: thresholds that sort whole images lie many lengths of a row apart.
+Training does not make two units of the same or the opposite direction; tampering does. An imprint layer and naive MKOR
+have one direction in all rows, inconspicuous MKOR has pairs of opposite rows. Noise as large as the weights hides an
+imprint layer's direction from a look at two rows, but not from one at all, and not its biases, many lengths apart.
 """
 
 from __future__ import annotations
@@ -64,10 +61,7 @@ class _Partners(NamedTuple):
 
 
 def aligned_rows(layer: Layer) -> Iterator[Finding]:
-    """Rows that are copies of each other, come in opposite pairs, or all have one direction.
-
-    In a last layer copies are no evidence: classes of which there are no samples are all pushed the same way.
-    """
+    """Rows that are copies, come in opposite pairs, or all have one direction; copies are usual in a last layer."""
     if len(layer.rows) < FEWEST_ROWS:
         return
     units = _directions(layer.rows[:MOST_ROWS])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -48,6 +48,10 @@ def note(check: str, tensor: str, sentence: str, evidence: Mapping[str, float]) 
     return Finding(check=check, severity=Severity.NOTE, tensor=tensor, sentence=sentence, evidence=evidence)
 
 
+def serious_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    return tuple(sorted(findings, key=lambda finding: finding.severity is not Severity.SERIOUS))
+
+
 @dataclass(frozen=True)
 class Inspection:
     """All findings on one model, the serious ones first."""
@@ -89,8 +93,7 @@ class Layer(NamedTuple):
 def layers(params: Update) -> Iterator[Layer]:
     """The layers of a model, one after the other: of a file that is read lazily, one is in memory at a time.
 
-    Signed whole numbers are taken as they are, because a scale changes no direction. Layers with values that are not
-    finite are left to the check of these. Masks are no layers, and what torch's pruning keeps apart is one layer.
+    Masks, and layers with values that are not finite, are left out; what torch's pruning keeps apart is one layer.
     """
     # A convolution that takes 3 takes the image, and no three classes.
     widths = {tensor.shape[1] for tensor in params.values() if tensor.dim() == 2}

@@ -1,7 +1,6 @@
 """What the model does with the client's own batch, before anything is sent: needs the model's code.
 
-A trap shows in how the samples' errors come back. In an honest network each sample's gradient is about as large as its
-error at the outputs; behind a trap, one sample's is, and the others' errors meet zeros.
+In an honest network each sample's gradient is about as large as its error at the outputs; behind a trap only one's is.
 """
 
 from __future__ import annotations

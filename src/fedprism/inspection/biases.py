@@ -17,10 +17,7 @@ TIMES_TYPICAL = 20.0
 
 
 def extreme_biases(layer: Layer) -> Iterator[Finding]:
-    """A bias far from zero or, in a last layer, far from the others.
-
-    Inside a network one low bias is a unit that died; at its end it is a class that was switched off.
-    """
+    """A bias far from zero or, in a last layer, far from the others: a class that was switched off."""
     bias = layer.bias
     if bias is None or len(bias) == 1:  # one output rules nothing out, and may be a price
         return

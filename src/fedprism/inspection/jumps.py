@@ -1,8 +1,4 @@
-"""What changed since the model of the round before, or since any model that the client trusts.
-
-A round of training moves weights a little, in all rows alike. A server that tampers replaces them: a layer, or some of
-its rows, no longer point where they did.
-"""
+"""What changed since a model that the client trusts: training moves all rows a little, tampering replaces some."""
 
 from __future__ import annotations
 

@@ -1,12 +1,8 @@
 """A last layer through which one class answers alone.
 
-Class fishing zeroes (or damps) the rows of all classes but one and sets their biases above anything that the live row
-can reach. Rows that pruning or weight decay emptied have no such biases, and a class that is merely rare has a low bias
-and a short row, not a long one.
-
-Among a hundred classes or more each is improbable by itself, and no bias is needed. Then lengths have to tell, of which
-there are many: one row is far from all others, which are near to each other. A class that is in nearly all samples has
-such a row as well, but then its bias is the highest.
+Class fishing silences the rows of all classes but one and sets their biases above anything that the live row can reach.
+Pruning or weight decay leaves no such biases, and a rare class has a low bias but a short row. Among a hundred classes
+no bias is needed; then one row is far longer than all others, and its bias is not the highest, as a common class's is.
 """
 
 from __future__ import annotations

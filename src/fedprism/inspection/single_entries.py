@@ -1,8 +1,7 @@
 """Units that copy: a kernel with one entry passes an image on, a row with one entry passes a unit on.
 
-MKOR carries the image to the first dense layer through such kernels, and that layer's units to the outputs through such
-rows: exact zeros around the entries in the naive form, small noise in the inconspicuous one. There, a unit that is fed
-by a pair has two entries, and the columns of the pair are damped but for one entry each.
+MKOR carries the image to the first dense layer and its units to the outputs so: exact zeros around the entries in the
+naive form, small noise in the inconspicuous one, where units come in pairs.
 """
 
 from __future__ import annotations
@@ -74,10 +73,7 @@ class _Lines(NamedTuple):
         return self.largest[:, 0] > NEGLIGIBLE * self.largest.max()
 
     def gaps(self) -> Tensor:
-        """The widest gap behind the few entries of each line: how many times the next one the last of them is.
-
-        In front of a background of zeros a gap is infinite; it is looked at apart from those in front of noise.
-        """
+        """The widest gap behind each line's few entries, in front of noise: how many times larger the last one is."""
         above, below = self.largest[:, :-1], self.largest[:, 1:]
         return torch.where(below > 0, above / below.clamp(min=1e-38), 0).amax(1)
 
@@ -117,10 +113,7 @@ def _in_different_places(noisy: Tensor, places: Tensor) -> Tensor:
 
 
 def _shrunk(noisy: Tensor, others: Tensor) -> bool:
-    """Whether entries were drawn to zero all over the layer, as an L1 penalty does: then few are left by themselves.
-
-    Of the other lines' entries, far more are as small as what is behind the gaps than of any smooth distribution.
-    """
+    """Whether entries were drawn to zero all over the layer, as an L1 penalty does: then gaps are no evidence."""
     noisy, others = noisy[:SAMPLE].abs(), others[:SAMPLE].abs()
     if not len(noisy) or not bool(others.any()):
         return False

@@ -20,10 +20,7 @@ FEWEST_DENSE_VALUES = 2**20
 
 
 def not_finite(params: Update) -> Iterator[Finding]:
-    """NaN, infinity, or values too large for 32 bits, but in masks of attention, which are zeros and minus infinity.
-
-    Every update computed from them is NaN, and shows which samples met them.
-    """
+    """NaN, infinity, or values too large for 32 bits, but in masks of attention, which are zeros and minus infinity."""
     for name, tensor in params.items():
         if tensor.dtype.is_floating_point:
             column = tensor.detach().reshape(-1, 1)
@@ -34,10 +31,7 @@ def not_finite(params: Update) -> Iterator[Finding]:
 
 
 def zero_dominated(layer: Layer) -> Iterator[Finding]:
-    """Hardly a value that is not zero: pruned hard, or emptied around what a trap needs.
-
-    A layer of zeros alone is one that has not been trained yet.
-    """
+    """Hardly a value that is not zero: pruned hard, or emptied around a trap. All zeros: not trained yet."""
     size = layer.rows.numel()
     zeros = 1 - int(torch.count_nonzero(layer.rows)) / size
     if MOSTLY_ZERO <= zeros < 1 and size >= FEWEST_LAYER_VALUES:

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
-from fedprism.captures.schema import MOST_MANIFEST_BYTES
+from fedprism.captures.schema import MOST_MANIFEST_BYTES, Size, Strict
 from fedprism.errors import BadCapture
 
 FORMAT = "fedprism-findings/1"
@@ -22,19 +22,13 @@ MOST_METRIC = 200
 Name = Annotated[str, Field(max_length=MOST_NAME)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Size = Annotated[int, Field(ge=1, le=2**31)]
 Value = int | Number | bool | Name | None
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class CentralNoise(_Strict):
+class CentralNoise(Strict):
     """Central differential privacy as the server is set up for it: noise of multiplier * norm / clients on the mean.
 
-    Or of multiplier * norm / sqrt(clients) on each update, before a plain mean: on the mean it is the same if as many
-    reply.
+    Or of multiplier * norm / sqrt(clients) on each update, before a plain mean.
     """
 
     clipped_by: Literal["server", "client"]
@@ -45,7 +39,7 @@ class CentralNoise(_Strict):
     added_to: Literal["mean", "updates"] = "mean"
 
 
-class Leakage(_Strict):
+class Leakage(Strict):
     """What cheap checks got out of one round; None where a check does not apply."""
 
     samples: Number | None = None
@@ -58,7 +52,7 @@ class Leakage(_Strict):
     """How many serious findings there are on the model that was sent."""
 
 
-class RoundFacts(_Strict):
+class RoundFacts(Strict):
     """One round as the server saw it, beside the tensors."""
 
     index: int
@@ -79,14 +73,14 @@ class RoundFacts(_Strict):
     leakage: Leakage | None = None
 
 
-class FindingEntry(_Strict):
+class FindingEntry(Strict):
     check: Name
     severity: Literal["note", "serious"]
     sentence: Name
     evidence: Mapping[Name, Number] = {}
 
 
-class FindingsFile(_Strict):
+class FindingsFile(Strict):
     format: Literal["fedprism-findings/1"]
     rounds: tuple[RoundFacts, ...]
     findings: tuple[FindingEntry, ...]

@@ -1,8 +1,4 @@
-"""What follows from the facts of a recorded run: findings about its protocol, for a report to show.
-
-They lie in `findings.json` beside the capture together with the facts, and are derived from these again when they are
-read.
-"""
+"""Findings about the protocol of a recorded run, derived from its facts; both are in `findings.json` of the capture."""
 
 from __future__ import annotations
 
@@ -15,8 +11,8 @@ from pathlib import Path
 import torch
 
 from fedprism.files.tensors import write_bytes
-from fedprism.inspection.base import Finding, Severity
-from fedprism.integrations.facts import FILE, FORMAT, RoundFacts, read_facts
+from fedprism.inspection.base import Finding, note, serious, serious_first
+from fedprism.integrations.facts import FILE, FORMAT, FindingEntry, RoundFacts, read_facts
 from fedprism.solvers.participation import identifiable_users
 
 MOST_CLIENTS = 1000
@@ -37,16 +33,12 @@ NOISE_TOLERANCE = 1e-6
 
 def findings(rounds: Sequence[RoundFacts]) -> tuple[Finding, ...]:
     """What holds in this run, the serious things first."""
-    unsorted = (finding for rule in RULES for finding in rule(rounds))
-    return tuple(sorted(unsorted, key=lambda finding: finding.severity is not Severity.SERIOUS))
+    return serious_first(finding for rule in RULES for finding in rule(rounds))
 
 
 def save_findings(folder: Path, rounds: Sequence[RoundFacts]) -> None:
     """Write the facts and what follows from them beside a capture."""
-    entries = [
-        {"check": f.check, "severity": f.severity.value, "sentence": f.sentence, "evidence": dict(f.evidence)}
-        for f in findings(rounds)
-    ]
+    entries = [{name: getattr(f, name) for name in FindingEntry.model_fields} for f in findings(rounds)]
     facts = [round_.model_dump(mode="json", exclude_defaults=True) for round_ in rounds]
     write_bytes(folder / FILE, json.dumps({"format": FORMAT, "findings": entries, "rounds": facts}, indent=1).encode())
 
@@ -57,11 +49,7 @@ def load_findings(folder: str | os.PathLike[str]) -> tuple[Finding, ...]:
 
 
 def _serious(check: str, sentence: str, **evidence: float) -> Finding:
-    return Finding(check=check, severity=Severity.SERIOUS, sentence=sentence, evidence=evidence)
-
-
-def _note(check: str, sentence: str, **evidence: float) -> Finding:
-    return Finding(check=check, severity=Severity.NOTE, sentence=sentence, evidence=evidence)
+    return serious(check, "", sentence, evidence)
 
 
 # --- the rules: each looks at all rounds and says what holds, or nothing ---------------------------------------------
@@ -75,23 +63,20 @@ def participants_in_clear(rounds: Sequence[RoundFacts]) -> Iterator[Finding]:
     """Secure aggregation hides what each client sent, not that it did."""
     if named := [round_ for round_ in _secure(rounds) if round_.replied]:
         clients = {name for round_ in named for name in round_.replied}
-        yield _note(
-            "participants-in-clear",
-            f"in {len(named)} rounds of secure aggregation the server saw which of {len(clients)} clients took part",
-            rounds=len(named),
-            clients=len(clients),
+        sentence = (
+            f"in {len(named)} rounds of secure aggregation the server saw which of {len(clients)} clients took part"
         )
+        yield note("participants-in-clear", "", sentence, {"rounds": len(named), "clients": len(clients)})
 
 
 def examples_in_clear(rounds: Sequence[RoundFacts]) -> Iterator[Finding]:
     """Flower's SecAgg+ masks the weighting factor, and sends it beside the masked vector all the same."""
     if open_ := [round_ for round_ in _secure(rounds) if round_.examples]:
-        yield _serious(
-            "examples-in-clear",
+        sentence = (
             "secure aggregation is said to mask the number of examples of each client, and the server saw it in plain "
-            f"text in {len(open_)} rounds",
-            rounds=len(open_),
+            f"text in {len(open_)} rounds"
         )
+        yield _serious("examples-in-clear", sentence, rounds=len(open_))
 
 
 def metrics_in_clear(rounds: Sequence[RoundFacts]) -> Iterator[Finding]:
@@ -100,24 +85,21 @@ def metrics_in_clear(rounds: Sequence[RoundFacts]) -> Iterator[Finding]:
         names = sorted({name for round_ in open_ for metrics in round_.metrics.values() for name in metrics})
         listed = ", ".join(name[:MOST_LETTERS] for name in names[:MOST_LISTED])
         more = f" and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
-        yield _serious(
-            "metrics-in-clear",
+        sentence = (
             f"the server saw the metrics of each client ({listed}{more}) in plain text in {len(open_)} rounds of "
-            "secure aggregation",
-            rounds=len(open_),
-            metrics=len(names),
+            "secure aggregation"
         )
+        yield _serious("metrics-in-clear", sentence, rounds=len(open_), metrics=len(names))
 
 
 def masks_from_few_seeds(rounds: Sequence[RoundFacts]) -> Iterator[Finding]:
     """A mask hides a vector only as long as its seed cannot be tried out."""
     if repeating := [round_ for round_ in _secure(rounds) if round_.masks_repeat]:
-        yield _note(
-            "masks-from-few-seeds",
+        sentence = (
             "the installed secure aggregation makes the same mask of different seeds, because it folds 256 bits to "
-            "fewer before it draws; no mask was attacked here",
-            rounds=len(repeating),
+            "fewer before it draws; no mask was attacked here"
         )
+        yield note("masks-from-few-seeds", "", sentence, {"rounds": len(repeating)})
 
 
 def sums_come_apart(rounds: Sequence[RoundFacts]) -> Iterator[Finding]:
@@ -132,29 +114,25 @@ def sums_come_apart(rounds: Sequence[RoundFacts]) -> Iterator[Finding]:
             continue
         matrix = torch.tensor([[name in cohort for name in names] for cohort in cohorts])
         if determined := int(identifiable_users(matrix).users.sum()):
-            yield _serious(
-                "sums-come-apart",
+            sentence = (
                 f"{len(cohorts)} rounds of secure aggregation were of the same model and of cohorts that the server "
                 f"knew, which determines the updates of {determined} of {len(names)} clients as far as these stay the "
-                "same from round to round",
-                rounds=len(cohorts),
-                clients=len(names),
-                determined=determined,
+                "same from round to round"
             )
+            counts = {"rounds": len(cohorts), "clients": len(names), "determined": determined}
+            yield _serious("sums-come-apart", sentence, **counts)
 
 
 def raw_updates_seen(rounds: Sequence[RoundFacts]) -> Iterator[Finding]:
     """Clipping and noise on the server protect what it releases, not what it receives."""
     if lengths := _lengths(rounds, clipped_by="server"):
         above = sum(length > norm * (1 + SERVER_TOLERANCE) for length, norm, _ in lengths)
-        yield _serious(
-            "raw-updates-seen",
+        sentence = (
             f"the server clips and adds noise only after it has received the clients' raw updates: {above} of "
-            f"{len(lengths)} were longer than the clipping norm",
-            longest=max(length for length, _, _ in lengths),
-            clipping_norm=min(norm for _, norm, _ in lengths),
-            longer=above,
+            f"{len(lengths)} were longer than the clipping norm"
         )
+        longest, norm = max(length for length, _, _ in lengths), min(norm for _, norm, _ in lengths)
+        yield _serious("raw-updates-seen", sentence, longest=longest, clipping_norm=norm, longer=above)
 
 
 def clipping_left_out(rounds: Sequence[RoundFacts]) -> Iterator[Finding]:
@@ -167,14 +145,11 @@ def clipping_left_out(rounds: Sequence[RoundFacts]) -> Iterator[Finding]:
     ]
     if longer:
         times, length, index = max(longer, key=lambda entry: entry[0])
-        yield _serious(
-            "clipping-left-out",
+        sentence = (
             f"clients were asked to clip their updates and {len(longer)} of {len(lengths)} arrived longer, in round "
-            f"{index} {times:.3g} times as long: the noise is for clipped ones",
-            longer=len(longer),
-            longest=length,
-            times=times,
+            f"{index} {times:.3g} times as long: the noise is for clipped ones"
         )
+        yield _serious("clipping-left-out", sentence, longer=len(longer), longest=length, times=times)
 
 
 def _lengths(rounds: Sequence[RoundFacts], *, clipped_by: str) -> list[tuple[float, float, int]]:
@@ -188,11 +163,7 @@ def _lengths(rounds: Sequence[RoundFacts], *, clipped_by: str) -> list[tuple[flo
 
 
 def noise_below_configured(rounds: Sequence[RoundFacts]) -> Iterator[Finding]:
-    """The noise is for a mean over as many clients as configured: one client's part of a mean over fewer is larger.
-
-    Noise of multiplier * norm / clients against a largest weight in the mean: the multiplier that counts is
-    multiplier / (clients * weight). Unequal numbers of examples raise the largest weight in the same way.
-    """
+    """The noise is for a mean over as many clients as configured; a larger weight in the mean leaves less privacy."""
     noised = [
         (multiplier, round_, round_.noise)
         for round_ in rounds
@@ -233,13 +204,11 @@ def leaking_rounds(rounds: Sequence[RoundFacts]) -> Iterator[Finding]:
     leaking = [(fraction, index) for fraction, index in watched if fraction]
     if leaking:
         fraction, index = max(leaking, key=lambda entry: entry[0])
-        yield _serious(
-            "samples-read-off",
+        sentence = (
             f"in {len(leaking)} of {len(watched)} rounds samples could be read off an update without any search; in "
-            f"round {index} it was {fraction:.0%} of the samples behind one update",
-            rounds=len(leaking),
-            share=fraction,
+            f"round {index} it was {fraction:.0%} of the samples behind one update"
         )
+        yield _serious("samples-read-off", sentence, rounds=len(leaking), share=fraction)
 
 
 RULES: tuple[Callable[[Sequence[RoundFacts]], Iterator[Finding]], ...] = (

@@ -1,7 +1,4 @@
-"""Watching a run: cheap checks after each round, and a limit that stops it.
-
-The checks need no truth. What dense inversion claims is counted only as far as the layer's own gradient bears it out.
-"""
+"""Watching a run: cheap checks after each round, and a limit that stops it. They need no ground truth."""
 
 from __future__ import annotations
 
@@ -39,8 +36,8 @@ class LeakageLimit(FedprismError):
 class Watch:
     """After each round: dense inversion, label recovery, the updates' lengths, and inspection of the model sent.
 
-    stop_above: largest fraction of samples that may be read off an update before the run is stopped; None: only log.
-    stop_on_findings: stop where inspection finds something serious in the model that the server sends.
+    stop_above: largest fraction of samples that may be read off an update. stop_on_findings: stop if inspection finds
+    something serious.
     """
 
     stop_above: float | None = None
@@ -113,10 +110,7 @@ def samples_read(round_: Round, model: nn.Module | None, knowledge: Knowledge) -
 
 
 def unexplained(weight_grad: Tensor, bias_grad: Tensor, inputs: Tensor) -> float:
-    """The part of a layer's gradient outside the span of the inputs (samples, features), relative to all of it.
-
-    As many inputs as the layer has rows or features span everything, which says nothing: then it is all unexplained.
-    """
+    """The part of a layer's gradient outside the span of the inputs (samples, features), relative to all of it."""
     gradient = torch.cat([weight_grad, bias_grad.unsqueeze(1)], 1).double()
     rows = torch.cat([inputs, inputs.new_ones(len(inputs), 1)], 1).to(gradient)
     if len(rows) >= min(gradient.shape):
@@ -127,11 +121,7 @@ def unexplained(weight_grad: Tensor, bias_grad: Tensor, inputs: Tensor) -> float
 
 
 def labels_read(round_: Round, knowledge: Knowledge) -> float | None:
-    """1 where the signs of the last bias tell every label, 0 where they do not; None without such a bias.
-
-    The last bias of the state dict is taken for that of the output layer, and the loss for cross-entropy unless it is
-    known to be another one.
-    """
+    """1 if the signs of the last bias, taken for the output layer's, tell every label, else 0; None without a bias."""
     last = next((name for name in reversed(list(round_.update)) if name.endswith("bias")), None)
     size = sum(round_.examples) if round_.examples is not None else knowledge.batch_size
     if last is None or not isinstance(size, int) or knowledge.loss not in (None, "cross_entropy"):

@@ -39,8 +39,7 @@ SENT = "fedprism.sent"
 class CaptureFilter(DXOFilter):
     """Writes every client's update as a round of the capture in `folder`, which must be a new one.
 
-    model: `pkg.module:factory`, where buffers are to be told from parameters. Both arguments are words, so that a job
-    can be exported. Weights and differences of weights are recorded; encrypted ones pass by.
+    model: `pkg.module:factory`, to tell buffers from parameters. Weights and differences of weights are recorded.
     """
 
     def __init__(self, folder: str, model: str | None = None) -> None:

@@ -23,8 +23,7 @@ log = logging.getLogger("fedprism")
 class Recording:
     """A run on its way to disk: a capture, and `findings.json` in its folder.
 
-    model: whose parameters and buffers are told apart, and which the capture names where it is out of the table.
-    knowledge: what an attacker on the server knows beside the updates (input shape, loss, learning rate, ...).
+    model: tells parameters from buffers. knowledge: what an attacker on the server knows beside the updates.
     """
 
     def __init__(
@@ -151,10 +150,7 @@ def difference(after: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
 
 
 def named(arrays: Mapping[str, torch.Tensor], model: nn.Module | None) -> dict[str, torch.Tensor]:
-    """Tensors under their state_dict names: lists of arrays, which have only places, are named after the model.
-
-    Empty tensors are left out, since there is nothing in them to record.
-    """
+    """Non-empty tensors under their state_dict names; lists of arrays, which have only places, get a model's names."""
     tensors = dict(arrays)
     if list(tensors) == [str(place) for place in range(len(tensors))] and model is not None:
         state = model.state_dict()

@@ -1,14 +1,10 @@
-"""How close a reconstruction comes to its source: functions on two batches of images, one value an image.
-
-All take `(reconstruction, source)`, floating-point tensors (N, C, H, W) with values from 0 to 1 (`mse` and `psnr`: any
-(N, ...)), and return (N,). Nothing is clamped here. This package imports nothing of fedprism.
-"""
+"""How close a reconstruction comes to its source: functions of two batches of images in [0, 1], one value per image."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -40,61 +36,36 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Metric:
-    """A row of the table: the function, which direction is closer to the source, and what it is in a few words."""
+class Metric(NamedTuple):
+    """A row of the table: the function, what it is in a few words, and which direction is closer to the source."""
 
     function: Callable[..., Tensor]
-    higher_is_better: bool
-    images_only: bool
     summary: str
+    higher_is_better: bool = False
+    images_only: bool = True
 
 
 LPIPS_BACKBONES: dict[Net, str] = {"vgg": "VGG-16", "alex": "AlexNet", "squeeze": "SqueezeNet 1.1"}
 
 METRICS: dict[str, Metric] = {
-    "mse": Metric(
-        function=mse,
-        higher_is_better=False,
-        images_only=False,
-        summary="mean squared error",
-    ),
+    "mse": Metric(mse, "mean squared error", images_only=False),
     "psnr": Metric(
-        function=psnr,
+        psnr,
+        "peak signal-to-noise ratio in decibels, data range 1, inf for identical images",
         higher_is_better=True,
         images_only=False,
-        summary="peak signal-to-noise ratio in decibels, data range 1, inf for identical images",
     ),
     "ssim": Metric(
-        function=ssim,
-        higher_is_better=True,
-        images_only=True,
-        summary="structural similarity, Gaussian 11 x 11 window, windows inside the image",
+        ssim, "structural similarity, Gaussian 11 x 11 window, windows inside the image", higher_is_better=True
     ),
-    "avd": Metric(
-        function=avd,
-        higher_is_better=False,
-        images_only=True,
-        summary="absolute variation distance of edges, 1 for noise; compare with that of a blank image",
-    ),
-    "avd-second-order": Metric(
-        function=avd_second_order,
-        higher_is_better=False,
-        images_only=True,
-        summary="absolute variation distance with second differences, 1 for noise",
-    ),
+    "avd": Metric(avd, "absolute variation distance of edges, 1 for noise; compare with that of a blank image"),
+    "avd-second-order": Metric(avd_second_order, "absolute variation distance with second differences, 1 for noise"),
     "avd-entropy": Metric(
-        function=avd_entropy,
-        higher_is_better=False,
-        images_only=True,
-        summary="difference of the entropies of the absolute variation, 0 where it is equally concentrated",
+        avd_entropy, "difference of the entropies of the absolute variation, 0 where it is equally concentrated"
     ),
 } | {
     f"lpips-{net}": Metric(
-        function=partial(lpips, net=net),
-        higher_is_better=False,
-        images_only=True,
-        summary=f"learned perceptual distance, {backbone} backbone, inputs mapped to [-1, 1]",
+        partial(lpips, net=net), f"learned perceptual distance, {backbone} backbone, inputs mapped to [-1, 1]"
     )
     for net, backbone in LPIPS_BACKBONES.items()
 }

@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -50,14 +49,11 @@ SECOND_WEIGHT = 0.5
 UNIFORM_NOISE_SECOND = (13 / 12) ** 0.5
 """What `avd_second_order` divides by: 1/12 (1 + 1 + 4) + 0.5 * 1/12 (1 + 4 + 4 + 4 + 1), and the root of it."""
 
-Form: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-"""One of the distances below: (reconstruction, source, noise) -> (N,)."""
-
 
 def avd(reconstruction: Tensor, source: Tensor, noise: Tensor | None = None) -> Tensor:
-    """Absolute variation distance of each pair: (N, C, H, W) and (N, C, H, W) -> (N,). 0 is perfect, noise about 1.
+    """Absolute variation distance of each pair (N, C, H, W) -> (N,): 0 is perfect, noise about 1.
 
-    `noise` (N, C, H, W) is what each reconstruction started from; without it, uniform noise on [0, 1] is assumed.
+    `noise` (N, C, H, W) is what each reconstruction started from, uniform on [0, 1] if not given.
     """
     reconstruction, source = paired(reconstruction, source, images=True)
     require_size(source, 2, "avd")
@@ -67,10 +63,7 @@ def avd(reconstruction: Tensor, source: Tensor, noise: Tensor | None = None) -> 
 
 
 def avd_second_order(reconstruction: Tensor, source: Tensor, noise: Tensor | None = None) -> Tensor:
-    """The form of 2024, with second differences beside the first: (N, C, H, W) and (N, C, H, W) -> (N,).
-
-    As `avd`: 0 is perfect, noise about 1.
-    """
+    """`avd` in the form of 2024, with second differences beside the first."""
     reconstruction, source = paired(reconstruction, source, images=True)
     require_size(source, 3, "avd_second_order")
     return _both_orders(reconstruction, source) / _scale(
@@ -79,10 +72,9 @@ def avd_second_order(reconstruction: Tensor, source: Tensor, noise: Tensor | Non
 
 
 def avd_entropy(reconstruction: Tensor, source: Tensor, noise: Tensor | None = None) -> Tensor:
-    """The difference of the entropies of the variation, Delta S_av: (N, C, H, W) and (N, C, H, W) -> (N,).
+    """Delta S_av of each pair: 0 means as concentrated as the source, not that the edges are in the same places.
 
-    Noise spreads its variation evenly and an image does not, so that 0 means: as concentrated as the source. It does
-    not say that the edges lie in the same places. Without `noise` it is relative to the largest entropy there is.
+    Without `noise` it is relative to the largest entropy possible.
     """
     reconstruction, source = paired(reconstruction, source, images=True)
     require_size(source, 3, "avd_entropy")
@@ -90,12 +82,9 @@ def avd_entropy(reconstruction: Tensor, source: Tensor, noise: Tensor | None = N
     return (_entropy(reconstruction) - _entropy(source)).abs() / _scale(noise, source, _entropy, largest)
 
 
-def avd_floor(source: Tensor, noise: Tensor | None = None, *, form: Form = avd) -> Tensor:
-    """The value that a blank (constant) image would get against each source: (N, C, H, W) -> (N,).
-
-    A reconstruction that does not beat it has recovered no edge, whatever the thresholds say.
-    """
-    return form(source.new_zeros(source.shape), source, noise)
+def avd_floor(source: Tensor, noise: Tensor | None = None) -> Tensor:
+    """The AVD of a blank image against each source, (N, C, H, W) -> (N,): what is not below it recovered no edge."""
+    return avd(torch.zeros_like(source), source, noise)
 
 
 def _variation(images: Tensor) -> Tensor:
@@ -116,11 +105,10 @@ def _both_orders(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _entropy(images: Tensor) -> Tensor:
-    """S of the variation as shares of its sum, (N,); 0 for a constant image, which has nothing to spread."""
+    """S of the variation, (N,); 0 for a constant image, which has nothing to spread."""
     variation = _variation(images).flatten(1)
     total = variation.sum(1, keepdim=True)
-    shares = variation / torch.where(total > 0, total, 1)
-    entropy: Tensor = torch.special.entr(shares).sum(1)
+    entropy: Tensor = torch.special.entr(variation / torch.where(total > 0, total, 1)).sum(1)
     return entropy
 
 

@@ -1,27 +1,22 @@
-"""Whether single columns of table rows came back: numbers within a tolerance, categories exactly.
-
-A mean error over a row says little about a table: half a category is no answer, and an age that is off by a year is
-one. So every column is judged by itself, and the result is yes or no.
-"""
+"""Whether single columns of table rows were recovered: numbers within a tolerance, categories exactly."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+ROUNDING = 1e-6
+"""Relative allowance on a tolerance: 0.35 - 0.3 is not 0.05 in binary."""
+
 
 def within_tolerance(reconstruction: Tensor, source: Tensor, tolerance: float) -> Tensor:
     """(N,) and (N,) -> (N,) bool: the number is off by at most `tolerance`, in the units of both."""
     _same_shape(reconstruction, source, 1)
-    # A hair more than asked for: 0.35 - 0.3 is not 0.05 in binary.
-    return (reconstruction - source).abs() <= tolerance * (1 + 1e-6)
+    return (reconstruction - source).abs() <= tolerance * (1 + ROUNDING)
 
 
 def same_category(reconstruction: Tensor, source: Tensor) -> Tensor:
-    """(N, categories) and (N, categories) -> (N,) bool: the largest entry of a one-hot block is the right one.
-
-    A block whose largest entries are equal, such as one of zeros, names no category and is wrong.
-    """
+    """(N, categories) twice -> (N,) bool: one entry of the one-hot block is the largest, and it is the right one."""
     _same_shape(reconstruction, source, 2)
     largest, guess = reconstruction.max(1)
     alone = (reconstruction == largest.unsqueeze(1)).sum(1) == 1

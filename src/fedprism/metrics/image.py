@@ -1,8 +1,4 @@
-"""Distances and similarities of pixels: mean squared error, peak signal-to-noise ratio, structural similarity.
-
-Every function takes (reconstruction, source) with values from 0 to 1 and returns one value an image, never pooled over
-the batch: a batch of which one image leaks is not a batch that leaks a little.
-"""
+"""Distances and similarities of pixels: mean squared error, peak signal-to-noise ratio, structural similarity."""
 
 from __future__ import annotations
 
@@ -34,30 +30,17 @@ def mse_matrix(reconstructions: Tensor, sources: Tensor) -> Tensor:
 
 
 def psnr(reconstruction: Tensor, source: Tensor) -> Tensor:
-    """Peak signal-to-noise ratio of each pair in decibels, -10 log10(mse), for a data range of 1: (N, ...) -> (N,).
-
-    Identical images have the value inf. The mean of these values is not the PSNR of the pooled batch, which several
-    libraries report.
-    """
+    """Peak signal-to-noise ratio of each pair in decibels, for a data range of 1; inf for identical images."""
     return -10 * mse(reconstruction, source).log10()
 
 
 def ssim(reconstruction: Tensor, source: Tensor) -> Tensor:
     """Structural similarity of each pair: (N, C, H, W) and (N, C, H, W) -> (N,), at most 1.
 
-    The convention is that of Wang et al., "Image quality assessment: from error visibility to structural similarity",
-    IEEE Transactions on Image Processing 13(4), 2004: an 11 x 11 Gaussian window of standard deviation 1.5, K1 = 0.01,
-    K2 = 0.03, a data range of 1, population (not sample) covariances, and the mean over all windows that lie inside the
-    image and over the channels. This is scikit-image's `structural_similarity` with gaussian_weights=True, sigma=1.5,
-    use_sample_covariance=False. torchmetrics computes the map; its own mean (in 1.9) also counts the windows that stick
-    out over the border into mirrored pixels, which moves small images by up to 0.01, so the map's border is cut off.
-
-    Images with a side below 11 pixels get the largest odd window that fits, with a standard deviation smaller in the
-    same proportion (8 x 8: a 7 x 7 window, 0.9); such values compare with each other, not with those of larger images.
-    Below 3 x 3 pixels there is no window and a ValueError says so.
-
-    Computed in double precision: in flat bright regions a small variance is the difference of two large numbers, and
-    single precision errs there by 2e-4 to 4e-4, differently on every CPU.
+    As in Wang et al., "Image quality assessment: from error visibility to structural similarity", 2004, and as
+    scikit-image's `structural_similarity` with gaussian_weights=True, sigma=1.5, use_sample_covariance=False. A side
+    below 11 pixels gets the largest odd window that fits, and a smaller sigma in proportion (8 x 8: a 7 x 7 window,
+    0.9); such values compare with each other only.
     """
     from torchmetrics.functional.image import structural_similarity_index_measure  # slow to import
 
@@ -70,8 +53,10 @@ def ssim(reconstruction: Tensor, source: Tensor) -> Tensor:
     sigma = SSIM_SIGMA * radius / SSIM_RADIUS
     values = []
     for ours, theirs in chunks(reconstruction, source):
+        # In double precision: single precision errs by 2e-4 to 4e-4 in flat bright regions, differently on every CPU.
         _, windows = structural_similarity_index_measure(
             ours.double(), theirs.double(), sigma=sigma, data_range=1.0, reduction="none", return_full_image=True
         )
+        # torchmetrics' own mean also counts windows that stick out over the border, which moves small images by 0.01.
         values.append(windows[..., radius:-radius, radius:-radius].mean((1, 2, 3)))
     return torch.cat(values).to(source.dtype)

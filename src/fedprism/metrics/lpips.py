@@ -2,15 +2,8 @@
 
 Zhang et al., "The unreasonable effectiveness of deep features as a perceptual metric", CVPR 2018, version 0.1.
 
-The linear heads come with torchmetrics; the backbone is torchvision's classifier pretrained on ImageNet, taken from the
-first place that has it:
-
-1. a safetensors file with torchvision's tensor names in `weights_dir`, by default the folder `weights` inside the one
-   that the environment variable FEDPRISM_DATA names;
-2. torchvision's own cache of downloads;
-3. torchvision's download, only with allow_download=True (it fills the cache: later calls need no permission).
-
-Values of different backbones do not compare, nor do those of programs that skip the mapping of [0, 1] to [-1, 1].
+The linear heads come with torchmetrics. The backbone, torchvision's, is a safetensors file in `weights_dir` (by default
+`weights` inside FEDPRISM_DATA), torchvision's cached download, or with allow_download=True a new download.
 """
 
 from __future__ import annotations
@@ -60,9 +53,7 @@ def lpips(
 ) -> Tensor:
     """LPIPS of each pair: (N, C, H, W) and (N, C, H, W) with values from 0 to 1 -> (N,). 0 is perfect.
 
-    C is 3, or 1: grey images are shown to the network as three equal channels. Images keep their size, which must be at
-    least 16 (vgg), 17 (squeeze) or 31 (alex) pixels a side. Raises LpipsUnavailable where the backbone cannot be had.
-    A file of weights is read once a process, so that replacing it meanwhile has no effect.
+    C is 3, or 1 for grey images. Raises LpipsUnavailable if the backbone's weights are missing.
     """
     reconstruction, source = paired(reconstruction, source, images=True)
     network = network_for(source, net, weights_dir, allow_download)
@@ -115,8 +106,7 @@ def _locate(backbone: Backbone, weights_dir: str | Path | None, allow_download: 
 def _network(net: Net, weights: Path, device: torch.device) -> nn.Module:
     """torchmetrics' LPIPS network in evaluation mode: (N, 3, H, W) twice, from -1 to 1 -> (N, 1, 1, 1).
 
-    It is laid out without storage and then filled, so that nothing is downloaded, no random number is drawn and the
-    backbone's large classifier is never allocated. A tensor that were left unfilled could not be moved to the device.
+    It is built without storage and then filled: nothing is downloaded, and no random number is drawn.
     """
     from torchmetrics.functional.image.lpips import _LPIPS, ScalingLayer
     from torchvision.models import get_model
@@ -130,7 +120,8 @@ def _network(net: Net, weights: Path, device: torch.device) -> nn.Module:
     # The network holds the same layers in the same order, cut into slices, which changes nothing but their names.
     names = zip(network.net.state_dict(), layers.state_dict(), strict=True)
     try:
-        tensors = _read(weights)
+        safe = weights.suffix == ".safetensors"
+        tensors = load_file(weights) if safe else torch.load(weights, map_location="cpu", weights_only=True)
         network.net.load_state_dict({ours: tensors[f"features.{name}"].float() for ours, name in names}, assign=True)
     except (KeyError, RuntimeError, SafetensorError, UnpicklingError) as error:
         raise LpipsUnavailable(
@@ -138,11 +129,3 @@ def _network(net: Net, weights: Path, device: torch.device) -> nn.Module:
             f"({type(error).__name__}); replace the file."
         ) from error
     return network.to(device)
-
-
-def _read(weights: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, or of a PyTorch one without running what else it may hold."""
-    if weights.suffix == ".safetensors":
-        return load_file(weights)
-    tensors: dict[str, Tensor] = torch.load(weights, map_location="cpu", weights_only=True)
-    return tensors

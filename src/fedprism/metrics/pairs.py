@@ -12,11 +12,7 @@ CHUNK_PIXELS = 2**17
 
 
 def paired(reconstruction: Tensor, source: Tensor, *, images: bool) -> tuple[Tensor, Tensor]:
-    """Both batches in one floating type of at least single precision, or a ValueError where they cannot be compared.
-
-    Equal shapes are asked for because broadcasting would score one image against all others without a word, floating
-    types because bytes from 0 to 255 would pass for values from 0 to 1.
-    """
+    """Both batches in one floating type of at least single precision, or a ValueError if they cannot be compared."""
     if reconstruction.shape != source.shape:
         raise ValueError(
             f"expected a reconstruction of the source's shape {_sizes(source)}, found {_sizes(reconstruction)}; "

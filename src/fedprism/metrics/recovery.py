@@ -1,9 +1,7 @@
-"""How often an attack succeeds: the share of trials that recover something, and how sure that share is.
+"""How often an attack succeeds: the fraction of trials that recover something, and how certain that fraction is.
 
 Eloul et al., "Enhancing privacy against inversion attacks in federated learning by using mixing gradients strategies",
-2022: a trial is one batch attacked once, and succeeds if any image of the batch comes back below the threshold. The
-interval is that of Wilson, "Probable inference, the law of succession, and statistical inference", 1927: unlike the
-usual plus or minus two standard errors it is of use for ten trials, and for none or all of them successful.
+2022: a trial is one batch attacked once, and succeeds if any image of the batch comes back below the threshold.
 
 Differs from the paper in: a blank image can be asked to be beaten as well (`floor`).
 """
@@ -11,11 +9,13 @@ Differs from the paper in: a blank image can be asked to be beaten as well (`flo
 from __future__ import annotations
 
 import math
-from statistics import NormalDist
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+CONFIDENCE = 0.95
+"""Probability with which the interval holds the true rate."""
 
 
 class RecoveryRate(NamedTuple):
@@ -27,18 +27,12 @@ class RecoveryRate(NamedTuple):
 
 
 def recovery_rate(
-    scores: Tensor,
-    threshold: float,
-    *,
-    floor: Tensor | None = None,
-    higher_is_better: bool = False,
-    confidence: float = 0.95,
+    scores: Tensor, threshold: float, *, floor: Tensor | None = None, higher_is_better: bool = False
 ) -> RecoveryRate:
-    """The share of trials with a score better than `threshold`, and its confidence interval.
+    """The fraction of trials with a score better than `threshold`, and its 95 % confidence interval.
 
-    `scores` are (trials,), or (trials, images), of which the best image counts. A score of NaN, no answer, is no
-    recovery. `floor`, of the same shape, is what a blank image scores: an image that does not beat it too is not
-    recovered, however good its score.
+    `scores` are (trials,), or (trials, images), of which the best image counts; NaN is no recovery. `floor`, of the
+    same shape, is what a blank image scores, which has to be beaten too.
     """
     if not isinstance(scores, Tensor):
         raise ValueError(f"expected scores as a tensor, found {type(scores).__name__}; convert them with torch.tensor.")
@@ -54,26 +48,17 @@ def recovery_rate(
             f"expected a floor for every score, of shape {tuple(scores.shape)}, found {tuple(floor.shape)}; "
             "give the score of a blank image against each source."
         )
-    bound = torch.full_like(scores, threshold)
+    better = torch.gt if higher_is_better else torch.lt
+    recovered = better(scores, threshold)
     if floor is not None:
-        bound = torch.maximum(bound, floor.to(bound)) if higher_is_better else torch.minimum(bound, floor.to(bound))
-    better = scores > bound if higher_is_better else scores < bound
-    recovered = better if better.ndim == 1 else better.any(1)
-    successes, trials = int(recovered.sum()), len(recovered)
-    return RecoveryRate(successes / trials, *wilson(successes, trials, confidence), successes, trials)
+        recovered &= better(scores, floor)
+    successes, trials = int(recovered.view(len(scores), -1).any(1).sum()), len(scores)
+    return RecoveryRate(successes / trials, *wilson(successes, trials), successes, trials)
 
 
-def wilson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """The interval that holds the true rate with this confidence: all rates p with |rate - p| <= z sqrt(p(1-p)/n)."""
-    if not (0 <= successes <= trials and trials > 0 and 0 < confidence < 1):
-        raise ValueError(
-            f"expected 0 <= successes <= trials, at least one trial and a confidence between 0 and 1, found "
-            f"{successes}, {trials} and {confidence}; correct these."
-        )
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
-    rate, shrunk = successes / trials, z * z / trials
-    middle = (rate + shrunk / 2) / (1 + shrunk)
-    reach = math.sqrt(rate * (1 - rate) * shrunk + shrunk * shrunk / 4) / (1 + shrunk)
-    # At the ends the interval reaches 0 and 1 exactly; rounding must not carry it past them.
-    low = 0.0 if successes == 0 else max(0.0, middle - reach)
-    return low, 1.0 if successes == trials else min(1.0, middle + reach)
+def wilson(successes: int, trials: int) -> tuple[float, float]:
+    """Wilson's interval for a rate, which also holds for few trials and for none or all of them successful."""
+    from scipy.stats import binomtest  # slow to import
+
+    interval = binomtest(successes, trials).proportion_ci(CONFIDENCE, method="wilson")
+    return float(interval.low), float(interval.high)

@@ -57,8 +57,7 @@ class ModelSpec:
 def build(name: str, /, *, seed: int | None = None, **kwargs: Any) -> nn.Module:
     """The model `name` with the keywords of its function in MODELS; `spec_of` tells how it was built.
 
-    With a `seed` the initial weights depend on it alone, not on the device, and torch's global generator is left as it
-    was; without one they come from that generator. Under `torch.device("meta")` nothing is allocated.
+    With a `seed` the initial weights depend on it alone. Under `torch.device("meta")` nothing is allocated.
     """
     make = row(MODELS, name, "model")
     options = arguments(make, kwargs, f"the model {name}")

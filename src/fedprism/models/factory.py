@@ -15,11 +15,7 @@ from fedprism.errors import BadInput
 
 
 def from_factory(text: str, *, beside: Path | None = None, asked_as: str = "--model") -> nn.Module:
-    """The model that `pkg.module:factory` returns. This imports code, because a person typed its name.
-
-    The module is looked for in the current folder and, where there is one, in `beside` as well. `asked_as`: what the
-    user calls it.
-    """
+    """The model that `pkg.module:factory` returns; the module is looked for in the current folder and in `beside`."""
     module, _, factory = text.partition(":")
     with _importable(os.getcwd(), *([str(beside)] if beside is not None else [])):
         try:

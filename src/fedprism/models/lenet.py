@@ -56,10 +56,7 @@ def lenet(
 def lenet5(
     input_shape: Sequence[int], classes: int = 10, activation: str = "relu", pool: str = "max", padding: int = 0
 ) -> nn.Module:
-    """Two 5x5 convolutions of 6 and 16 channels, each with a pool, and linear layers of 120 and 84 units.
-
-    `padding` is the first convolution's: 2 makes room for images of 28 x 28, as LeCun's network had it for 32 x 32.
-    """
+    """Two 5x5 convolutions of 6 and 16 channels, each with a pool, and linear layers of 120 and 84 units."""
     channels, height, length = shape(input_shape, "input_shape", lengths=[3])
     whole(classes, "classes", MOST_UNITS)
     whole(padding, "padding", 2, 0)

@@ -1,7 +1,4 @@
-"""ResNet-18 (He et al., 2016) for 32x32 images, as GradAttack and most CIFAR work use it.
-
-Layer names are those of the widely used kuangliu/pytorch-cifar code, so its state dicts load.
-"""
+"""ResNet-18 (He et al., 2016) for 32x32 images, with the layer names of kuangliu/pytorch-cifar."""
 
 from __future__ import annotations
 
@@ -13,10 +10,7 @@ from fedprism.models.dense import MOST_UNITS
 
 
 def resnet18(classes: int = 10, input_channels: int = 3, width: int = 64) -> nn.Module:
-    """A 3x3 stem of `width` channels without max-pool, four stages of two blocks, pool and linear layer.
-
-    Each stage after the first has twice the channels of the one before; 64, 128, 256 and 512 are usual.
-    """
+    """A 3x3 stem of `width` channels without max-pool, four stages of two blocks, each but the first twice as wide."""
     return ResNet18(
         whole(classes, "classes", MOST_UNITS),
         whole(input_channels, "input_channels", MOST_LENGTH),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedprism.network.batchnorm import batchnorm_layers
-from fedprism.network.network_map import DenseLayer
+from fedprism.network.operations import Operation
 from fedprism.network.splitting import features_before
 from fedprism.types import Observation
 
@@ -46,7 +46,7 @@ class Entrance(NamedTuple):
         return torch.minimum(*ends), torch.maximum(*ends)
 
 
-def entrance_of(observation: Observation, layer: DenseLayer) -> Entrance | None:
+def entrance_of(observation: Observation, layer: Operation) -> Entrance | None:
     """The map from the input to what the layer is fed; None where it is no such map.
 
     Images of zeros and of ones tell slope and offset, random inputs whether there is nothing else to it.
@@ -67,7 +67,7 @@ def entrance_of(observation: Observation, layer: DenseLayer) -> Entrance | None:
     return Entrance(slope, offset, _normalises_before(observation, layer))
 
 
-def _normalises_before(observation: Observation, layer: DenseLayer) -> bool:
+def _normalises_before(observation: Observation, layer: Operation) -> bool:
     """Whether the model lists a batch-norm layer before the dense one."""
     assert observation.model is not None
     names = [name for name, _ in observation.model.named_modules()]

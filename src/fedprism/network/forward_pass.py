@@ -13,7 +13,7 @@ from torch.func import functional_call
 from fedprism.types import Update
 
 
-class Operation(NamedTuple):
+class ModuleCall(NamedTuple):
     """One call of a module; `name` is the module's in the network."""
 
     name: str
@@ -24,17 +24,17 @@ class Operation(NamedTuple):
 
 def watch(
     model: nn.Module, tensors: Update, inputs: Tensor, modules: Iterable[nn.Module]
-) -> tuple[list[Operation], Tensor]:
+) -> tuple[list[ModuleCall], Tensor]:
     """The calls of these modules in the order of execution, in evaluation mode, and the network's outputs."""
-    operations: list[Operation] = []
+    calls: list[ModuleCall] = []
     names = {module: name for name, module in model.named_modules()}
 
     # Copies, because an activation may work in place.
     def fed(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        operations.append(Operation(names[module], module, args[0].detach().clone(), args[0]))
+        calls.append(ModuleCall(names[module], module, args[0].detach().clone(), args[0]))
 
     def returned(module: nn.Module, _: tuple[Tensor, ...], outputs: Tensor) -> None:
-        operations[-1] = operations[-1]._replace(outputs=outputs.detach().clone())
+        calls[-1] = calls[-1]._replace(outputs=outputs.detach().clone())
 
     hooks = [hook for m in modules for hook in (m.register_forward_pre_hook(fed), m.register_forward_hook(returned))]
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
@@ -44,7 +44,7 @@ def watch(
     finally:
         for hook in hooks:
             hook.remove()
-    return operations, outputs
+    return calls, outputs
 
 
 def same(first: Tensor, second: Tensor) -> bool:

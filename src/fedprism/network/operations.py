@@ -1,65 +1,67 @@
 """Watch one forward pass at the level of torch's functions: every operation that uses a parameter, whoever calls it.
 
-Modules are not asked what they are: a layer may be `nn.Linear`, a function called with a parameter of a module of one's
-own, or a projection inside `nn.MultiheadAttention`.
+The types of modules do not matter: a layer may be `nn.Linear`, a function that a user's module calls with a parameter,
+or a projection inside `nn.MultiheadAttention`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.overrides import TorchFunctionMode, resolve_name
+from torch.overrides import TorchFunctionMode
 
 from fedprism.network.forward_pass import evaluating
+from fedprism.network.torch_calls import TELLS, Kind, TorchCall, is_marked, mark, marked, memory_of, tensors_in
 from fedprism.types import Inputs, Update, arguments
-
-
-class Kind(StrEnum):
-    """What an operation does with its parameter, as `fedprism check` prints it."""
-
-    DENSE = "dense"
-    CONVOLUTION = "convolution"
-    EMBEDDING = "embedding"
-    ATTENTION = "attention"
-    RECURRENT = "recurrent"
-    NORM = "normalisation"
-    ADDED = "added"
-    JOINED = "joined"
-    OTHER = "other"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Operation:
-    """One operation with parameters. `weight` and `bias` are their names, `inputs` and `outputs` copies.
-
-    `number` counts the operations with parameters from the input on. `transposed`: the weight is (inputs, outputs).
-    `derived`: what is used was computed from the parameter, such as a resized or a merged one. `settings` are the
-    operation's own, such as a stride; `further` names other parameters that it uses.
-    """
+    """One operation with parameters. `weight` and `bias` are their names, `inputs` and `outputs` copies."""
 
     kind: Kind
     weight: str
+    shape: tuple[int, ...] = ()
+    """That of the weight as the operation uses it."""
     bias: str | None = None
     inputs: Tensor
     outputs: Tensor
     number: int = 0
+    """Counts the operations with parameters from the input on."""
+    end: int = 0
+    """The number of the call that returns the outputs: a later one if the bias is added by a call of its own."""
     transposed: bool = False
+    """Whether the weight is (inputs, outputs)."""
     derived: bool = False
+    """Whether what is used was computed from the parameter, such as a part, a resized or a merged one."""
+    entries: Tensor | None = None
+    """Of a parameter that is used in part: which of its entries, numbered as if flattened, in the shape of the part."""
     settings: Mapping[str, Any] = field(default_factory=dict)
+    """The operation's own, such as a stride."""
     further: tuple[str, ...] = ()
+    """Names of other parameters that it uses."""
     places: int = 1
     """How often the weight is applied to one sample: positions of a convolution, tokens of a sequence."""
 
     def rows(self, update: Update) -> Tensor:
-        """The weight's entry of an update as a matrix with one row per output."""
+        """The weight's entry of an update as a matrix (outputs, inputs): every row combines what the weight was fed."""
         matrix = update[self.weight]
         return matrix.T if self.transposed else matrix.flatten(1)
+
+    def part(self, update: Update) -> Tensor:
+        """What an update says of those entries of the weight that the operation uses, in the shape of their use."""
+        whole = update[self.weight]
+        return whole if self.entries is None else whole.flatten()[self.entries.to(whole.device)]
+
+    @property
+    def tells(self) -> str:
+        """What the gradient of the weight tells about what the operation was fed."""
+        return TELLS[self.kind]
 
 
 def operations_of(model: nn.Module, tensors: Update, inputs: Inputs) -> tuple[list[Operation], Any]:
@@ -69,24 +71,35 @@ def operations_of(model: nn.Module, tensors: Update, inputs: Inputs) -> tuple[li
     operations: list[Operation] = []
     samples = len(next(tensors_in(inputs)))
     with torch.no_grad(), evaluating(model), _Watch(parameters, samples, operations):
-        args, kwargs = arguments(inputs)
+        args, kwargs = arguments(marked(inputs))
         outputs = functional_call(model, {**buffers, **tensors, **parameters}, args, kwargs)
     return operations, outputs
 
 
-def at_operation(
-    number: int, parameters: Update, intervene: Callable[[Tensor, Callable[[], Any]], Any]
-) -> TorchFunctionMode:
-    """A context in which `intervene(inputs, usual)` decides what the operation of this number returns."""
-    return _Intervention(number, parameters, intervene)
+def run_with(
+    model: nn.Module,
+    tensors: Update,
+    inputs: Inputs,
+    number: int,
+    intervene: Callable[[Tensor, Callable[[], Any]], Any],
+) -> Any:
+    """What the network returns if `intervene(inputs, usual)` decides what the operation of this number returns."""
+    parameters = {name: tensors[name] for name, _ in model.named_parameters() if name in tensors}
+    with _Intervention(number, parameters, intervene):
+        args, kwargs = arguments(marked(inputs))
+        return functional_call(model, dict(tensors), args, kwargs)
 
 
 class _ParameterMode(TorchFunctionMode):
-    """Sees every torch function that is given a parameter beside something that is computed from the input."""
+    """Sees every torch function that is given a parameter beside something that is computed from the input.
+
+    Parameters, their views and what is computed from them alone are known by their memory; what is computed from the
+    input carries a mark.
+    """
 
     def __init__(self, parameters: Update) -> None:
         super().__init__()
-        self.names = {_memory(tensor): name for name, tensor in parameters.items() if tensor.numel()}
+        self.names = {memory_of(tensor): name for name, tensor in parameters.items() if tensor.numel()}
         self.parameters = parameters
         self.derived: list[Tensor] = []
         self.count = 0
@@ -94,60 +107,64 @@ class _ParameterMode(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
+        call = TorchCall(func, args, kwargs or {})
+        given = list(tensors_in((args, kwargs or {})))
+        parameters = [tensor for tensor in given if memory_of(tensor) in self.names]
+        from_input = call.name not in _USES_NO_VALUES and any(map(is_marked, given))
+        if parameters and from_input:
+            self.count += 1
+            outputs = self.operation(call, parameters)
+        else:
+            outputs = call.run()
+        for tensor in tensors_in(outputs):
+            if from_input:
+                mark(tensor)
+            elif parameters and memory_of(tensor) not in self.names:
+                self.names[memory_of(tensor)] = self.names[memory_of(parameters[0])]
+                self.derived.append(tensor)  # kept, so that its memory is not given to another tensor
+                self.derive(call, parameters, tensor)
+        return outputs
 
-        def usual() -> Any:
-            return func(*args, **kwargs)
-
-        given = list(tensors_in((args, kwargs)))
-        parameters = [tensor for tensor in given if _memory(tensor) in self.names]
-        if not parameters:
-            return usual()
-        if len(parameters) == len(given):
-            outputs = usual()
-            for tensor in tensors_in(outputs):
-                if _memory(tensor) not in self.names:  # computed from parameters alone: a merged or resized one
-                    self.names[_memory(tensor)] = self.names[_memory(parameters[0])]
-                    self.derived.append(tensor)  # kept, so that its memory is not given to another tensor
-            return outputs
-        call = _Call(func, args, kwargs)
-        if call.name in _USES_NO_VALUES:
-            return usual()
-        self.count += 1
-        return self.operation(call, parameters, usual)
-
-    def operation(self, call: _Call, parameters: list[Tensor], usual: Callable[[], Any]) -> Any:
+    def operation(self, call: TorchCall, parameters: list[Tensor]) -> Any:
         raise NotImplementedError
+
+    def derive(self, call: TorchCall, parameters: list[Tensor], outputs: Tensor) -> None:
+        pass
 
 
 class _Watch(_ParameterMode):
     def __init__(self, parameters: Update, samples: int, operations: list[Operation]) -> None:
         super().__init__(parameters)
         self.samples, self.operations = samples, operations
+        self.entries: dict[int, Tensor] = {}
 
-    def operation(self, call: _Call, parameters: list[Tensor], usual: Callable[[], Any]) -> Any:
-        inputs = call.data(self.names).detach().clone()  # copies, because an activation may work in place
-        outputs = usual()
+    def operation(self, call: TorchCall, parameters: list[Tensor]) -> Any:
+        inputs = call.data().detach().clone()  # copies, because an activation may work in place
+        outputs = call.run()
         returned = next(tensors_in(outputs), None)
         if returned is None:
             return outputs
         kind, weight, bias = call.roles(parameters)
-        used = [self.names[_memory(tensor)] for tensor in parameters]
-        name = self.names[_memory(weight)]
+        used = [self.names[memory_of(tensor)] for tensor in parameters]
+        name = self.names[memory_of(weight)]
         whole = self.parameters[name]
-        turned = kind is Kind.DENSE and call.turned(weight, whole)
-        as_it_is = weight.shape == whole.shape or (turned is not None and weight.shape == whole.T.shape)
+        turned = call.turned(weight, whole) if kind is Kind.DENSE else None
+        as_it_is = weight.shape == whole.shape if kind is not Kind.DENSE else turned is not None
+        computed = any(memory_of(weight) == memory_of(tensor) for tensor in self.derived)
         width = returned.shape[1 if kind is Kind.CONVOLUTION else -1] if returned.dim() > 1 else 1
         self.operations.append(
             Operation(
                 kind=kind,
                 weight=name,
-                bias=None if bias is None else self.names[_memory(bias)],
+                shape=tuple(weight.shape),
+                bias=None if bias is None else self.names[memory_of(bias)],
                 inputs=inputs,
                 outputs=returned.detach().clone(),
                 number=self.count,
+                end=self.count,
                 transposed=bool(turned),
-                derived=not as_it_is or any(weight is tensor for tensor in self.derived),
+                derived=computed or not as_it_is,
+                entries=self._entries(weight) if computed or not as_it_is else None,
                 settings=call.settings(kind),
                 further=tuple(dict.fromkeys(other for other in used if other != name)),
                 places=max(1, returned.numel() // (width * self.samples)),
@@ -155,122 +172,44 @@ class _Watch(_ParameterMode):
         )
         return outputs
 
+    def derive(self, call: TorchCall, parameters: list[Tensor], outputs: Tensor) -> None:
+        """Note which entries of the parameter were picked, by letting the same function pick from their numbers."""
+        name, source = self.names[memory_of(parameters[0])], parameters[0]
+        numbers = self._entries(source)
+        if numbers is None or any(memory_of(tensor) != memory_of(source) for tensor in parameters):
+            return
+        picked = call.replaced(source, numbers.to(source)).run()
+        if not isinstance(picked, Tensor) or picked.shape != outputs.shape:
+            return
+        picked = picked.long()
+        whole = self.parameters[name].flatten()
+        inside = bool(((picked >= 0) & (picked < whole.numel())).all())
+        if inside and torch.equal(whole[picked], outputs.to(whole)):
+            self.entries[memory_of(outputs)] = picked.clone()
+
+    def _entries(self, tensor: Tensor) -> Tensor | None:
+        """The numbers of a parameter's entries in a view of it, or in what was picked from it; None if not known."""
+        whole = self.parameters[self.names[memory_of(tensor)]]
+        if memory_of(whole) == memory_of(tensor):
+            numbers = torch.arange(whole.numel(), device=whole.device).view(whole.shape)
+            if whole.is_contiguous() and whole.storage_offset() == 0:
+                return numbers.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+            return None
+        numbers = self.entries.get(memory_of(tensor), torch.empty(0))
+        return numbers if numbers.shape == tensor.shape else None
+
 
 class _Intervention(_ParameterMode):
     def __init__(self, number: int, parameters: Update, intervene: Callable[[Tensor, Callable[[], Any]], Any]) -> None:
         super().__init__(parameters)
         self.number, self.intervene = number, intervene
 
-    def operation(self, call: _Call, parameters: list[Tensor], usual: Callable[[], Any]) -> Any:
-        return self.intervene(call.data(self.names), usual) if self.count == self.number else usual()
+    def operation(self, call: TorchCall, parameters: list[Tensor]) -> Any:
+        return self.intervene(call.data(), call.run) if self.count == self.number else call.run()
 
 
-_USES_NO_VALUES = frozenset({"type_as", "to", "expand_as", "view_as", "reshape_as"})
-"""Functions that look at the shape or the type of their second argument only."""
-_KINDS = {
-    "linear": Kind.DENSE,
-    "addmm": Kind.DENSE,
-    "matmul": Kind.DENSE,
-    "__matmul__": Kind.DENSE,
-    "mm": Kind.DENSE,
-    "conv1d": Kind.CONVOLUTION,
-    "conv2d": Kind.CONVOLUTION,
-    "conv3d": Kind.CONVOLUTION,
-    "embedding": Kind.EMBEDDING,
-    "embedding_bag": Kind.EMBEDDING,
-    "multi_head_attention_forward": Kind.ATTENTION,
-    "layer_norm": Kind.NORM,
-    "batch_norm": Kind.NORM,
-    "group_norm": Kind.NORM,
-    "instance_norm": Kind.NORM,
-    "rms_norm": Kind.NORM,
-    "add": Kind.ADDED,
-    "add_": Kind.ADDED,
-    "__add__": Kind.ADDED,
-    "__radd__": Kind.ADDED,
-    "__iadd__": Kind.ADDED,
-    "cat": Kind.JOINED,
-    "concat": Kind.JOINED,
-    **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), Kind.RECURRENT),
-    **dict.fromkeys(("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"), Kind.RECURRENT),
-}
-"""Functions of torch by the last part of their name."""
-_ARGUMENTS = {
-    Kind.CONVOLUTION: ("input", "weight", "bias", "stride", "padding", "dilation", "groups"),
-    Kind.EMBEDDING: ("input", "weight", "padding_idx"),
-}
-"""Names of positional arguments whose values are kept as settings."""
-_DENSE_PLACES = {"linear": (0, 1, 2), "addmm": (1, 2, 0)}
-"""Where the data, the weight and the bias of a product are; elsewhere the data come first, the weight second."""
-
-
-class _Call:
-    """A call of a torch function, and what its arguments mean."""
-
-    def __init__(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        self.name = (resolve_name(func) or getattr(func, "__name__", "")).rpartition(".")[2]
-        self.args, self.kwargs = args, kwargs
-
-    def argument(self, place: int, name: str) -> Any:
-        return self.args[place] if place < len(self.args) else self.kwargs.get(name)
-
-    def data(self, parameters: Mapping[int, str]) -> Tensor:
-        """What the operation is fed: its first argument that is no parameter."""
-        return next(tensor for tensor in tensors_in((self.args, self.kwargs)) if _memory(tensor) not in parameters)
-
-    def roles(self, parameters: list[Tensor]) -> tuple[Kind, Tensor, Tensor | None]:
-        """The kind of the operation, its weight and its bias."""
-        kind = _KINDS.get(self.name, Kind.OTHER)
-
-        def used(tensor: Any) -> bool:
-            return any(tensor is parameter for parameter in parameters)
-
-        weight, bias = parameters[0], None
-        if kind is Kind.DENSE:
-            _, of_weight, of_bias = _DENSE_PLACES.get(self.name, (0, 1, 9))
-            weight, bias = self.argument(of_weight, "weight"), self.argument(of_bias, "bias")
-        elif kind is Kind.CONVOLUTION:
-            weight, bias = self.argument(1, "weight"), self.argument(2, "bias")
-        elif kind is Kind.EMBEDDING:
-            weight = self.argument(1, "weight")
-        elif kind is Kind.RECURRENT:
-            input_weight = next(p for p in parameters if p.dim() == 2)
-            weight, bias = input_weight, next((p for p in parameters if p.dim() == 1), None)
-        elif kind is Kind.ATTENTION:
-            matrices = [p for p in parameters if p.dim() == 2 and p is not self.kwargs.get("out_proj_weight")]
-            weight = next((p for p in matrices if p is self.argument(5, "in_proj_weight")), matrices[0])
-            bias = self.argument(6, "in_proj_bias")
-        if not used(weight):  # the data come second, as in `parameter @ data`
-            return Kind.OTHER, parameters[0], None
-        return kind, weight, bias if isinstance(bias, Tensor) and used(bias) else None
-
-    def turned(self, weight: Tensor, whole: Tensor) -> bool | None:
-        """Whether the rows of a product's matrix are the columns of its parameter; None if it is neither."""
-        matrix = weight if self.name == "linear" else weight.T
-        if matrix.shape == whole.shape and matrix.stride() == whole.stride():
-            return False
-        return True if matrix.shape == whole.T.shape and matrix.stride() == whole.T.stride() else None
-
-    def settings(self, kind: Kind) -> dict[str, Any]:
-        names = _ARGUMENTS.get(kind, ())
-        values = {name: self.argument(place, name) for place, name in enumerate(names)}
-        return {name: value for name, value in values.items() if value is not None and not isinstance(value, Tensor)}
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Every tensor in nested lists, tuples and dictionaries, in order."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, tuple | list):
-        for entry in value:
-            yield from tensors_in(entry)
-    elif isinstance(value, Mapping):
-        yield from tensors_in(tuple(value.values()))
-
-
-def _memory(tensor: Tensor) -> int:
-    """What a tensor shares with its views and with nothing else; 0 for one that stands for many, as inside vmap."""
-    try:
-        return tensor.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):
-        return 0
+_USES_NO_VALUES = frozenset(
+    {"expand_as", "view_as", "reshape_as", "zeros_like", "ones_like", "full_like", "empty_like", "rand_like"}
+    | {"new_zeros", "new_ones", "new_full", "new_empty", "new_tensor", "size", "dim", "type_as"}
+)
+"""Functions that look at nothing but the shape or the type of what they are given beside a parameter."""

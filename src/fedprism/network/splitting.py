@@ -1,56 +1,57 @@
-"""A network cut at a dense layer: what comes before it, and what follows."""
+"""A network cut at an operation: what comes before it, and what follows."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from fedprism.network.network_map import DenseLayer, NetworkMap
-from fedprism.types import Observation, Round, Update
+from fedprism.network.network_map import NetworkMap
+from fedprism.network.operations import Operation, run_with
+from fedprism.network.torch_calls import tensors_in
+from fedprism.types import Inputs, Observation, Round, Update
 
 
 class _Reached(Exception):
-    """The layer was reached: what lies behind it need not be computed."""
+    """The operation was reached: what lies behind it need not be computed."""
 
 
-def features_before(observation: Observation, round_: Round, layer: DenseLayer) -> Callable[[Tensor], Tensor]:
-    """The function from inputs (samples, *input_shape) to the layer's inputs (samples, features)."""
-    model, module = _frozen(observation, layer)
+def features_before(observation: Observation, round_: Round, operation: Operation) -> Callable[[Inputs], Tensor]:
+    """The function from inputs (samples, *input_shape) to what the operation is fed."""
+    model = _frozen(observation)
     tensors = {**round_.params, **(round_.buffers_before or {})}
 
-    def features(inputs: Tensor) -> Tensor:
+    def features(inputs: Inputs) -> Tensor:
         caught: list[Tensor] = []
 
-        def catch(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-            caught.append(args[0])
+        def catch(fed: Tensor, _: Callable[[], Any]) -> None:
+            caught.append(fed)
             raise _Reached
 
-        hook = module.register_forward_pre_hook(catch)
-        try:
-            functional_call(model, tensors, (inputs,))
-        except _Reached:
-            pass
-        finally:
-            hook.remove()
+        with suppress(_Reached):
+            run_with(model, tensors, inputs, operation.number, catch)
         return caught[0]
 
     return features
 
 
 def network_behind(
-    observation: Observation, round_: Round, layer: DenseLayer, network: NetworkMap, params: Update
+    observation: Observation, round_: Round, operation: Operation, network: NetworkMap, params: Update
 ) -> Callable[[Tensor], Tensor]:
-    """The function from the layer's outputs (samples, units) to the network's, in double precision.
+    """The function from the operation's outputs (samples, ...) to the network's, in double precision.
 
-    A plain stack of dense layers is computed as such; any other network runs as a whole, on one blank input, with the
-    layer's outputs put in place.
+    A plain stack of dense layers is computed as such; any other network runs as a whole, on one random input, with the
+    operation's outputs put in place.
     """
-    stack = network.stack_from(layer)
-    doubled = {name: tensor.double() for name, tensor in {**params, **(round_.buffers_before or {})}.items()}
+    stack = network.stack_from(operation)
+    doubled = {
+        name: tensor.double() if tensor.is_floating_point() else tensor
+        for name, tensor in {**params, **(round_.buffers_before or {})}.items()
+    }
     if stack is not None:
         layers, activations = stack
 
@@ -62,24 +63,30 @@ def network_behind(
 
         return through_stack
 
-    model, module = _frozen(observation, layer)
-    model = model.double()
-    blank = torch.zeros_like(network.inputs[:1], dtype=torch.float64)
+    model = _frozen(observation).double()
+    sample = one_sample(network.inputs, torch.float64)
 
     def through_model(outputs: Tensor) -> Tensor:
-        hook = module.register_forward_hook(lambda *_: outputs)
-        try:
-            result: Tensor = functional_call(model, doubled, (blank,))
-        finally:
-            hook.remove()
-        return result
+        result = run_with(model, doubled, sample, operation.end, lambda *_: outputs)
+        return next(tensors_in(result))
 
     return through_model
 
 
-def _frozen(observation: Observation, layer: DenseLayer) -> tuple[nn.Module, nn.Module]:
-    """A copy of the model in evaluation mode, and its module that is the layer."""
-    model = copy.deepcopy(observation.model)
-    assert model is not None
-    model = model.eval().requires_grad_(False)
-    return model, model.get_submodule(layer.weight.rpartition(".")[0])
+def one_sample(inputs: Inputs, dtype: torch.dtype) -> Inputs:
+    """The first of several samples, its fractional numbers in another precision."""
+
+    def first(tensor: Tensor) -> Tensor:
+        return tensor[:1].to(dtype) if tensor.is_floating_point() else tensor[:1]
+
+    if isinstance(inputs, Tensor):
+        return first(inputs)
+    if isinstance(inputs, dict):
+        return {name: first(tensor) for name, tensor in inputs.items()}
+    return tuple(first(tensor) for tensor in inputs)
+
+
+def _frozen(observation: Observation) -> nn.Module:
+    """A copy of the model in evaluation mode."""
+    assert observation.model is not None
+    return copy.deepcopy(observation.model).eval().requires_grad_(False)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedprism.errors import NotApplicable
-from fedprism.network.forward_pass import Operation, same, watch
+from fedprism.network.forward_pass import ModuleCall, same, watch
 from fedprism.types import Update
 
 USUAL_SIDES = (28, 32, 64, 96, 128, 224, 256)
@@ -106,7 +106,7 @@ class _Chain:
             )
         self._change(pools=(*self.convolutions[-1].pools, pool))
 
-    def add(self, operation: Operation) -> None:
+    def add(self, operation: ModuleCall) -> None:
         name, module = operation.name, operation.module
         step = _activation_or_pool(name, module)
         if isinstance(step, str):
@@ -178,7 +178,7 @@ _POOLS: dict[Pool | None, Callable[[Tensor], Tensor]] = {
 }
 
 
-def _between(last: Tensor, operation: Operation) -> tuple[str, Pool | None, Tensor]:
+def _between(last: Tensor, operation: ModuleCall) -> tuple[str, Pool | None, Tensor]:
     """The activation and the pool between one layer's outputs and the next one's inputs, and these unflattened."""
     for name, activate in _ACTIVATIONS.items():
         for pool, reduce in _POOLS.items() if last.dim() == 4 else ((None, _POOLS[None]),):
@@ -190,7 +190,7 @@ def _between(last: Tensor, operation: Operation) -> tuple[str, Pool | None, Tens
     raise NotApplicable(f"{_EXPECTED}, found something else before '{operation.name}'; {_INSTEAD}")
 
 
-def _unflattened(image: Tensor, operation: Operation) -> tuple[int, int, int]:
+def _unflattened(image: Tensor, operation: ModuleCall) -> tuple[int, int, int]:
     """The shape of the features that the first dense layer is fed, (channels, height, width)."""
     shape = image.shape[1:]
     if math.prod(shape) != operation.inputs.shape[1]:

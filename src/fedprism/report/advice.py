@@ -7,13 +7,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fedprism.evaluation.severity import HIGHER_IS_CLOSER, Leak, worst
-from fedprism.report.configurations import NO_DEFENSE, Configuration, figure_in_words, label, number
-from fedprism.report.judging import judge
+from fedprism.evaluation.verdict import (
+    CeilingFigure,
+    Verdict,
+    because,
+    ceiling_of,
+    leak_of,
+    loosest,
+    situations,
+    verdict,
+)
+from fedprism.report.configurations import NO_DEFENSE, Configuration, accuracy_in_words, figure_in_words, label
 from fedprism.utility.measuring import NOTHING_LEARNED
 
 USUAL_LOSS = "cross_entropy"
-MUCH_ACCURACY = 0.1
-"""A loss of accuracy that asks for a second look."""
+TOLERATED_POINTS = 10.0
+"""Points of accuracy that a recommended defense may cost, unless the plan says otherwise: a choice of ours."""
+MOST_REASONS = 8
+"""Defenses of which a reason is stated; a page stays readable."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +35,10 @@ class Option:
     loss: str
     bare: bool
     rows: tuple[Configuration, ...]
+    verdict: Verdict
     leak: Leak
+    ceiling: CeilingFigure | None
+    """The highest of all its settings; None if one of them is unknown."""
     cost: Configuration | None
     time_factor: float | None
 
@@ -46,31 +60,26 @@ class Option:
         return sum(row.failed for row in self.rows)
 
     @property
-    def tested(self) -> int:
-        """How many configurations were judged."""
-        return sum(judge(row).judged for row in self.rows)
-
-    @property
     def labels_leaked(self) -> float | None:
         return max((row.labels_leaked for row in self.rows if row.labels_leaked is not None), default=None)
 
     @property
     def known(self) -> bool:
         """Whether someone who knows the defense was among the attackers."""
-        return self.bare or any("+defense" in row.cell.threat.split() and judge(row).judged for row in self.rows)
+        return self.bare or any("+defense" in row.cell.threat.split() and row.done for row in self.rows)
 
     def leakiest(self, metric: str) -> Configuration | None:
-        """The configuration that fared worst: by what is said of it, then by the metric's mean."""
-        judged = [row for row in self.rows if judge(row) is self.leak and row.done]
-        return min(judged, key=lambda row: -closeness(row, metric), default=None)
+        """The configuration that leaks most: by what is said of it, then by the metric's mean."""
+        answered = [row for row in self.rows if leak_of(row) is self.leak and row.done]
+        return max(answered, key=lambda row: closeness(row, metric), default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """What to do, in sentences. `chosen` is None where nothing that was tested can be recommended."""
+    """What to do, in sentences. `chosen` is None if nothing that was tested can be recommended."""
 
     headline: str
-    chosen: Option | None
+    chosen: Option | None = None
     reasons: tuple[str, ...] = ()
     price: tuple[str, ...] = ()
     cautions: tuple[str, ...] = ()
@@ -86,7 +95,7 @@ def closeness(row: Configuration, metric: str) -> float:
 
 
 def options(rows: Sequence[Configuration], time_factors: Mapping[str, float]) -> tuple[Option, ...]:
-    """One option a defense (and loss, which decides what training comes to), in the order of the plan."""
+    """One option per defense (and loss, which decides what training comes to), in the order of the plan."""
     groups: dict[tuple[str, str], list[Configuration]] = {}
     costs: dict[tuple[str, str], Configuration] = {}
     for row in rows:
@@ -101,7 +110,9 @@ def options(rows: Sequence[Configuration], time_factors: Mapping[str, float]) ->
             loss=loss,
             bare=name == NO_DEFENSE,
             rows=tuple(members),
-            leak=worst(map(judge, members)),
+            verdict=verdict(members),
+            leak=worst(map(leak_of, members)),
+            ceiling=_highest(members),
             cost=costs.get((name, loss)),
             time_factor=time_factors.get(costs[name, loss].key) if (name, loss) in costs else None,
         )
@@ -109,143 +120,147 @@ def options(rows: Sequence[Configuration], time_factors: Mapping[str, float]) ->
     )
 
 
-def advise(choices: Sequence[Option], metric: str, delta: float | None = None) -> Advice:
-    """The option under which least came back; of several, the one that costs least accuracy.
+def _highest(rows: Sequence[Configuration]) -> CeilingFigure | None:
+    ceilings = [ceiling_of(members) for members in situations(rows)]
+    known = [ceiling for ceiling in ceilings if ceiling is not None]
+    return max(known, key=lambda each: each.value) if known and len(known) == len(ceilings) else None
 
+
+def advise(
+    choices: Sequence[Option], metric: str, delta: float | None = None, tolerated: float = TOLERATED_POINTS
+) -> Advice:
+    """The defense whose ceiling shows protection and that costs least accuracy, then time.
+
+    A defense that attacks merely failed against is not recommended, nor one that costs more than `tolerated` points.
     `delta` is that at which epsilons are stated.
     """
-    eligible = [option for option in choices if option.leak.judged and not option.failed]
-    if not eligible:
-        return Advice(headline=_why_none(choices), chosen=None)
-    best = min(eligible, key=lambda option: _preference(option, metric))
-    others = tuple(o for o in eligible if o is not best and _undominated(o, eligible))
-    if best.leak.readable:
-        return Advice(
-            headline=f"Nothing that was tested is enough: even with {best.title}, samples {best.leak}.",
-            chosen=None,
-            cautions=("Test stronger settings, other defenses, larger batches, or sums over more clients.",),
-            alternatives=(best, *others),
-        )
+    acceptable = [option for option in choices if _why_not(option, choices, tolerated) is None]
+    if not acceptable:
+        return _none_acceptable(choices, tolerated)
+    chosen = min(acceptable, key=_preference)
     return Advice(
-        headline=_headline(best),
-        chosen=best,
-        reasons=_reasons(best, choices, metric),
-        price=_price(best, choices, delta),
-        cautions=_cautions(best, choices),
-        alternatives=others,
+        headline="No defense is needed: the ceiling is low without one." if chosen.bare else f"Use {chosen.title}.",
+        chosen=chosen,
+        reasons=_reasons(chosen, choices, metric),
+        price=_price(chosen, choices, delta),
+        cautions=_cautions(chosen, choices),
+        alternatives=tuple(option for option in choices if option is not chosen and _undominated(option, choices)),
     )
 
 
-def _preference(option: Option, metric: str) -> tuple[float, float, float]:
-    leakiest = option.leakiest(metric)
-    return (
-        -list(Leak).index(option.leak),
-        -(option.accuracy if option.accuracy is not None else -1.0),
-        closeness(leakiest, metric) if leakiest is not None else 0.0,
+def _preference(option: Option) -> tuple[bool, float, float, float]:
+    """No defense first if it is enough; accuracy to the point, then the ceiling, then time."""
+    accuracy = -1.0 if option.accuracy is None else round(option.accuracy, 2)
+    ceiling = math.inf if option.ceiling is None else option.ceiling.value
+    return (not option.bare, -accuracy, ceiling, option.time_factor or math.inf)
+
+
+def _why_not(option: Option, choices: Sequence[Option], tolerated: float) -> str | None:
+    """Why an option is not acceptable; None if it is."""
+    if option.failed:
+        return f"{option.failed} of its cells failed, and what was not tested cannot be recommended."
+    if option.verdict is Verdict.LEAKS:
+        return f"samples {option.leak}."
+    if option.verdict is not Verdict.PROTECTED:
+        return because(next(m for m in situations(option.rows) if verdict(m) is not Verdict.PROTECTED))
+    lost = _points_lost(option, choices)
+    if lost is not None and lost > tolerated:
+        return f"it costs {lost:.1f} points of accuracy, and {tolerated:g} are tolerated."
+    return None
+
+
+def _none_acceptable(choices: Sequence[Option], tolerated: float) -> Advice:
+    if not choices:
+        return Advice(headline="No recommendation: recorded updates do not show what another defense would change.")
+    if all(option.verdict is Verdict.NOT_TESTED for option in choices):
+        return Advice(headline="No recommendation: no attack ran to its end.")
+    defended = any(not option.bare for option in choices)
+    return Advice(
+        headline="None of the tested defenses is acceptable." if defended else "No defense was tested.",
+        reasons=tuple(f"{o.title}: {_why_not(o, choices, tolerated)}" for o in choices[:MOST_REASONS]),
+        cautions=("Test stronger settings, other defenses, larger batches, or sums over more clients.",),
+        alternatives=tuple(option for option in choices if _undominated(option, choices)),
     )
 
 
-def _undominated(option: Option, eligible: Sequence[Option]) -> bool:
+def _points_lost(option: Option, choices: Sequence[Option]) -> float | None:
+    """How many points of accuracy it costs; None if that was not measured, or training without it learned nothing."""
+    bare = _without(option, choices)
+    if bare is None or bare.cost is None or bare.accuracy is None or option.accuracy is None:
+        return None
+    return None if NOTHING_LEARNED in bare.cost.statuses else 100 * (bare.accuracy - option.accuracy)
+
+
+def _undominated(option: Option, choices: Sequence[Option]) -> bool:
     """No other leaks at most as much and costs less, or leaks less at the same cost."""
     if option.accuracy is None:
         return False
-    severity = list(Leak).index
+
+    def safety(each: Option) -> tuple[int, int]:
+        return list(Verdict).index(each.verdict), list(Leak).index(each.leak)
+
     return not any(
-        other is not option
-        and other.accuracy is not None
-        and severity(other.leak) >= severity(option.leak)
+        other.accuracy is not None
+        and safety(other) >= safety(option)
         and other.accuracy >= option.accuracy
-        and (severity(other.leak) > severity(option.leak) or other.accuracy > option.accuracy)
-        for other in eligible
+        and (safety(other) > safety(option) or other.accuracy > option.accuracy)
+        for other in choices
+        if other is not option
     )
 
 
-def _why_none(choices: Sequence[Option]) -> str:
-    if not choices:
-        return "No recommendation: recorded updates show what is, not what another defense would change."
-    if any(option.failed for option in choices):
-        return "No recommendation: cells failed, and what was not tested cannot be recommended."
-    return "No recommendation: no configuration has a result."
-
-
-def _headline(best: Option) -> str:
-    if not best.bare:
-        return f"Use {best.title}."
-    return "No defense is needed against what was tested" + (f": {best.title}." if best.title != "no defense" else ".")
-
-
-def _reasons(best: Option, choices: Sequence[Option], metric: str) -> tuple[str, ...]:
-    bare = _without(best, choices)
-    sentences = [f"Under it, samples {best.leak} in any of {best.tested} tested configurations."]
-    if best.leak is Leak.TRACES:
-        sentences = [f"Under it, samples {best.leak} at most, which is the least of all {len(choices)} options."]
-    if best.bare:
-        sentences = [f"Even without one, samples {best.leak}{' at most' if best.leak is Leak.TRACES else ''}."]
-    if bare is not None and bare is not best and bare.leak.judged:
-        sentences.append(f"Without a defense they {bare.leak}.")
-    leakiest = best.leakiest(metric)
+def _reasons(chosen: Option, choices: Sequence[Option], metric: str) -> tuple[str, ...]:
+    bare = _without(chosen, choices)
+    sentences = [because(loosest(situations(chosen.rows)))]
+    if bare is not None and bare is not chosen and bare.leak.judged:
+        sentences.append(f"Without a defense, samples {bare.leak}.")
+    leakiest = chosen.leakiest(metric)
     if leakiest is not None and metric in leakiest.metrics:
-        figure = leakiest.metrics[metric]
         sentences.append(
-            f"The attack that did best against it, {leakiest.cell.attack} by {leakiest.attacker}, reached a mean "
-            f"{label(metric)} of {figure_in_words(metric, figure)}"
-            + (f"; the best guess reaches {number(metric, figure.null)}." if figure.null is not None else ".")
+            f"The best attack, {leakiest.cell.attack} by {leakiest.attacker}, reached a mean {label(metric)} of "
+            f"{figure_in_words(metric, leakiest.metrics[metric])}."
         )
-    rivals = [o for o in choices if o is not best and o.leak is best.leak and o.accuracy is not None and not o.failed]
-    if rivals and best.accuracy is not None:
-        sentences.append("Of the options that leak as little it costs the least accuracy.")
     return tuple(sentences)
 
 
-def _price(best: Option, choices: Sequence[Option], delta: float | None) -> tuple[str, ...]:
-    bare = _without(best, choices)
-    if best.accuracy is None:
+def _price(chosen: Option, choices: Sequence[Option], delta: float | None) -> tuple[str, ...]:
+    bare = _without(chosen, choices)
+    if chosen.cost is None or chosen.accuracy is None:
         return ("What it costs was not measured: add [utility] to the plan.",)
-    interval = best.cost.interval if best.cost is not None else None
-    said = f"Test accuracy {best.accuracy:.1%}"
-    if interval is not None:
-        said += f" (95 % interval over seeds {interval[0]:.1%} to {interval[1]:.1%})"
-    if bare is not None and bare is not best and bare.accuracy is not None:
+    said = f"Test accuracy {accuracy_in_words(chosen.cost)}"
+    if bare is not None and bare is not chosen and bare.accuracy is not None:
         said += f", without a defense {bare.accuracy:.1%}"
     sentences = [f"{said}."]
-    if best.time_factor is not None:
-        sentences.append(f"A step takes {best.time_factor:.2f} times as long.")
-    if best.epsilon is not None:
+    if chosen.time_factor is not None:
+        sentences.append(f"A step takes {chosen.time_factor:.2f} times as long.")
+    if chosen.epsilon is not None:
         at = "" if delta is None else f" at delta {delta:g}"
-        sentences.append(f"It guarantees every example epsilon {best.epsilon:.3g}{at} over the whole training.")
-    elif not best.bare:
+        sentences.append(f"It guarantees every example epsilon {chosen.epsilon:.3g}{at} over the whole training.")
+    elif not chosen.bare:
         sentences.append("It gives no guarantee of differential privacy.")
     return tuple(sentences)
 
 
-def _without(best: Option, choices: Sequence[Option]) -> Option | None:
+def _without(option: Option, choices: Sequence[Option]) -> Option | None:
     """The same without a defense."""
-    return next((option for option in choices if option.bare and option.loss == best.loss), None)
+    return next((other for other in choices if other.bare and other.loss == option.loss), None)
 
 
-def _costs_much(best: Option, bare: Option | None) -> bool:
-    if bare is None or bare.accuracy is None or best.accuracy is None:
-        return False
-    return bare.accuracy - best.accuracy > MUCH_ACCURACY
-
-
-def _cautions(best: Option, choices: Sequence[Option]) -> tuple[str, ...]:
+def _cautions(chosen: Option, choices: Sequence[Option]) -> tuple[str, ...]:
     sentences = []
-    bare = _without(best, choices) or best
+    bare = _without(chosen, choices) or chosen
     if bare.cost is not None and NOTHING_LEARNED in bare.cost.statuses:
         sentences.append(
             "Trained without a defense the model is no better than always answering with the most frequent class, so "
-            "that accuracies say nothing about the price: give [utility] more epochs, or another lr."
+            "accuracies do not show the cost: give [utility] more epochs, or another lr."
         )
-    if _costs_much(best, _without(best, choices)):
-        sentences.append("It costs much accuracy: test settings between it and those that leak more.")
-    if best.labels_leaked:
+    if chosen.labels_leaked:
         sentences.append("Labels still leak under it.")
-    if not best.known:
+    if not chosen.known:
         sentences.append("It was not tested against someone who knows the defense; add such a threat to the plan.")
-    most = max(option.tested for option in choices)
-    if best.tested < most:
-        sentences.append(f"It was tested in {best.tested} configurations, others in up to {most}.")
-    if all(sum(row.outcomes.values()) == 1 for row in best.rows):
-        sentences.append("Every configuration ran with a single seed: nothing says how much chance there is in it.")
+    most = max(len(situations(option.rows)) for option in choices)
+    if len(situations(chosen.rows)) < most:
+        sentences.append(f"It was tested in {len(situations(chosen.rows))} settings, others in up to {most}.")
+    if all(sum(row.outcomes.values()) == 1 for row in chosen.rows):
+        sentences.append("Every configuration ran with a single seed: random variation is unknown.")
     return tuple(sentences)

@@ -9,10 +9,10 @@ from typing import Any
 
 from fedprism.audit import Audit
 from fedprism.evaluation.severity import HIGHER_IS_CLOSER, Figure, Leak
+from fedprism.evaluation.verdict import leak_of, verdict
 from fedprism.report.configurations import Configuration, configurations, measured, settings
-from fedprism.report.judging import judge
 from fedprism.report.page import shared, template
-from fedprism.report.verdict import attacks_of, overall
+from fedprism.report.verdict import attacks_of
 
 MOST_DEEP = 8
 """Tables within tables of a plan that are compared key by key."""
@@ -64,8 +64,13 @@ def compare(before: Audit, after: Audit) -> Comparison:
         costs=tuple((a, b) for a, b in both if a.cell.kind == "utility"),
         added=tuple(row for key, row in new.items() if key not in old),
         removed=tuple(row for key, row in old.items() if key not in new),
-        settings=tuple(_differences(before.plan, after.plan)),
+        settings=tuple(_differences(_whole(before), _whole(after))),
     )
+
+
+def _whole(audit: Audit) -> dict[str, Any]:
+    """The plan, and in a few letters what its data and weights are: files may change under the same name."""
+    return {**audit.plan, **{f"content of {name}": digest for name, digest in audit.fingerprint.items()}}
 
 
 def headline(comparison: Comparison) -> tuple[str, ...]:
@@ -93,7 +98,7 @@ def render_comparison(before: Audit, after: Audit) -> str:
         titles=_titles(before, after),
         comparison=comparison,
         headline=headline(comparison),
-        leaks=tuple(overall(configurations(audit)) for audit in (before, after)),
+        verdicts=tuple(verdict(attacks_of(configurations(audit))) for audit in (before, after)),
         metrics=metrics,
         settings=settings(rows),
         added=attacks_of(comparison.added),
@@ -113,7 +118,7 @@ def _titles(*audits: Audit) -> tuple[str, ...]:
 
 
 def _paired(before: Configuration, after: Configuration, metrics: Sequence[str]) -> Pair:
-    was, now = judge(before), judge(after)
+    was, now = leak_of(before), leak_of(after)
     return Pair(before=before, after=after, was=was, now=now, change=_change(before, after, was, now, metrics))
 
 
@@ -140,10 +145,10 @@ def _change(before: Configuration, after: Configuration, was: Leak, now: Leak, m
 
 def _direction(metric: str, before: Figure, after: Figure) -> int:
     """1 where the second is closer to the private samples beyond both intervals, -1 where it is farther, else 0."""
-    if before.low is None or before.high is None or after.low is None or after.high is None:
+    if before.range is None or after.range is None:
         return 0
-    rises = after.low > before.high
-    falls = after.high < before.low
+    rises = after.range[0] > before.range[1]
+    falls = after.range[1] < before.range[0]
     sign = 1 if HIGHER_IS_CLOSER.get(metric, False) else -1
     return sign * (int(rises) - int(falls))
 

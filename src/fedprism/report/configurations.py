@@ -6,17 +6,17 @@ A folder may come from anywhere, so that every entry is checked before a page is
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedprism.audit import Audit
-from fedprism.audit.grid import configuration_key
+from fedprism.audit.grid import configuration_key, situation_key
 from fedprism.audit.summary import title as title_of
 from fedprism.errors import BadInput
-from fedprism.evaluation.severity import NOT_LEAKAGE, Figure
+from fedprism.evaluation.severity import NOT_LEAKAGE, Figure, number
+from fedprism.evaluation.verdict import CeilingFigure
 
 LABELS = {"psnr": "PSNR", "ssim": "SSIM", "mse": "MSE", "avd": "AVD", "columns": "columns right"}
 NO_DEFENSE = "none"
@@ -50,6 +50,8 @@ class Configuration(_Shown):
     """Cells that differ in nothing but the seed."""
 
     key: str
+    situation: str
+    """The same for all attacks in one setting, which share a ceiling."""
     cell: TestedSetting
     outcomes: dict[str, Count]
     reasons: tuple[str, ...]
@@ -63,8 +65,11 @@ class Configuration(_Shown):
     labels_leaked: float | None
     residual: float | None
     accuracy: float | None
+    accuracies: tuple[float, ...] = ()
+    """Of each seed."""
     interval: tuple[float, float] | None
     epsilon: float | None
+    ceiling: CeilingFigure | None = None
 
     @property
     def title(self) -> str:
@@ -109,7 +114,8 @@ def configurations(audit: Audit) -> tuple[Configuration, ...]:
 
 def _configuration(entry: Mapping[str, Any]) -> Configuration:
     """Strictly, as JSON: there lists become tuples without words becoming numbers."""
-    return Configuration.model_validate_json(json.dumps({**entry, "key": configuration_key(entry["cell"])}))
+    keys = {"key": configuration_key(entry["cell"]), "situation": situation_key(entry["cell"])}
+    return Configuration.model_validate_json(json.dumps({**entry, **keys}))
 
 
 def measured(rows: Sequence[Configuration], plan: Mapping[str, Any]) -> list[str]:
@@ -156,26 +162,29 @@ def label(metric: str) -> str:
     return LABELS.get(metric, metric)
 
 
-def number(metric: str, value: float | None) -> str:
-    """A value as a person reads it, with its unit."""
-    if value is None:
-        return ""
-    if metric == "columns":
-        return f"{value:.0%}"
-    if metric == "psnr":
-        return "∞ dB" if math.isinf(value) and value > 0 else f"{value:.1f} dB"
-    return f"{value:.3g}"
-
-
 def figure_in_words(metric: str, figure: Figure | None) -> str:
-    """The mean with its interval over seeds."""
+    """The mean with its interval, or the values of the seeds."""
     if figure is None:
         return ""
     return " ".join(filter(None, (number(metric, figure.mean), interval(metric, figure))))
 
 
-def interval(metric: str, figure: Figure | None) -> str:
-    """The 95 % interval over seeds in brackets, where there are several; without the unit, which the mean has."""
-    if figure is None or figure.low is None or figure.high is None:
+def accuracy_in_words(cost: Configuration) -> str:
+    """The mean test accuracy with its interval, or the values of the seeds."""
+    if cost.accuracy is None:
         return ""
-    return f"({number(metric, figure.low)} to {number(metric, figure.high)})".replace(" dB", "")
+    if cost.interval is not None:
+        return f"{cost.accuracy:.1%} (95% interval {cost.interval[0]:.1%} to {cost.interval[1]:.1%})"
+    seeds = f" ({', '.join(f'{value:.1%}' for value in cost.accuracies)})" if len(cost.accuracies) > 1 else ""
+    return f"{cost.accuracy:.1%}{seeds}"
+
+
+def interval(metric: str, figure: Figure | None) -> str:
+    """The 95% interval over seeds or, of too few seeds, their values, in brackets and without the unit."""
+    if figure is None or (figure.low is None and len(figure.by_seed) < 2):
+        return ""
+    if figure.low is not None and figure.high is not None:
+        words = f"({number(metric, figure.low)} to {number(metric, figure.high)})"
+    else:
+        words = f"({', '.join(number(metric, value) for value in figure.by_seed)})"
+    return words.replace(" dB", "")

@@ -15,12 +15,12 @@ from torch.nn import functional
 from fedprism.audit import Audit
 from fedprism.audit.grid import configuration_key
 from fedprism.data.tabular import Column, TableSet
-from fedprism.evaluation.severity import HIGHER_IS_CLOSER, Leak
+from fedprism.evaluation.severity import HIGHER_IS_CLOSER, Leak, number
+from fedprism.evaluation.verdict import leak_of
 from fedprism.experiments import Outcome
 from fedprism.files import pictures
 from fedprism.report.advice import closeness
-from fedprism.report.configurations import Configuration, label, number
-from fedprism.report.judging import judge
+from fedprism.report.configurations import Configuration, label
 
 MOST_SHOWN = 24
 """Configurations with pictures: a page stays small however large the audit is."""
@@ -82,7 +82,7 @@ def chosen_rows(rows: Sequence[Configuration], metric: str) -> list[Configuratio
     order = list(Leak).index
     ranked = sorted(
         (row for row in rows if row.cell.kind != "utility" and row.done),
-        key=lambda row: (order(judge(row)), -closeness(row, metric)),
+        key=lambda row: (order(leak_of(row)), -closeness(row, metric)),
     )
     leading = {row.defense: row.key for row in reversed(ranked)}
     against = {(row.defense, row.attacker): row.key for row in reversed(ranked)}
@@ -102,7 +102,7 @@ def exhibits(audit: Audit, rows: Sequence[Configuration], metric: str) -> tuple[
     return tuple(
         Exhibit(
             row=row,
-            leak=judge(row),
+            leak=leak_of(row),
             samples=tuple(_sample(audit, each, place) for place, each in _picked(kept[row.key])),
         )
         for row in rows

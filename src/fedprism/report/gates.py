@@ -1,55 +1,65 @@
-"""The gates of an audit as its report tells them."""
+"""The conclusion of an audit as its report shows it: the verdict and the checks that were asked for."""
 
 from __future__ import annotations
+
+import json
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedprism.audit import Audit
 from fedprism.errors import BadInput
-from fedprism.report.configurations import label, number
+from fedprism.evaluation.severity import number
+from fedprism.evaluation.verdict import Verdict
+from fedprism.report.configurations import label
 
 
-class GateLine(BaseModel):
-    """A gate and what came of it, as results.json states them."""
+class _Shown(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
-    gate: str
+class GateLine(_Shown):
+    """A gate and its result, as results.json states them."""
+
+    flag: str
     metric: str
     limit: float
     single: bool
+    kind: Literal["above", "below", "ceiling-above"]
     passed: bool
     worst: str | None
     value: float | None
-    above: int
-    failed_cells: int
+    why: tuple[str, ...]
 
     @property
     def rule(self) -> str:
         """What was asked for."""
-        name, limit = label(self.metric), number(self.metric, self.limit)
-        return f"{name} of the closest sample at most {limit}" if self.single else f"mean {name} at most {limit}"
+        limit = number(self.metric, self.limit)
+        if self.kind == "ceiling-above":
+            return f"ceiling at most {limit}"
+        bound = f"{label(self.metric)}{' of the best-recovered sample' if self.single else ''}"
+        return f"{'' if self.single else 'mean '}{bound} at {'most' if self.kind == 'above' else 'least'} {limit}"
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """Why it is passed or closed."""
-        if self.value is None:
-            return ("No cell has a value of it, so that the gate says nothing.",)
-        sentences = [f"Highest: {number(self.metric, self.value)}, {self.worst}."]
-        if self.above:
-            sentences.append(f"{self.above} configuration{'s lie' if self.above > 1 else ' lies'} above.")
-        if self.failed_cells:
-            cells = "1 cell" if self.failed_cells == 1 else f"{self.failed_cells} cells"
-            sentences.append(f"{cells} failed, and what was not tested cannot pass.")
-        return tuple(sentences)
+        """Why it failed, or what comes closest to the limit."""
+        closest = () if self.value is None else (f"Worst: {number(self.metric, self.value)}, {self.worst}.",)
+        return self.why or closest
 
 
-def gate_lines(audit: Audit) -> tuple[GateLine, ...]:
-    """The gates that the audit was run with; the closed ones first."""
+class Concluded(_Shown):
+    """The verdict, which is not computed again here, and the gates; failed gates first."""
+
+    verdict: Verdict
+    gates: tuple[GateLine, ...]
+
+
+def concluded(audit: Audit) -> Concluded:
+    """The conclusion that the audit's command came to."""
     try:
-        lines = [GateLine.model_validate(dict(each)) for each in audit.gates]
+        shown = Concluded.model_validate_json(json.dumps(audit.conclusion))
     except (ValidationError, TypeError, ValueError) as error:
         raise BadInput(
-            "expected gates in results.json as fedprism audit writes them, found others; run the audit again."
+            "expected a conclusion in results.json as fedprism audit writes it, found another; run the audit again."
         ) from error
-    return tuple(sorted(lines, key=lambda line: line.passed))
+    return shown.model_copy(update={"gates": tuple(sorted(shown.gates, key=lambda line: line.passed))})

@@ -10,6 +10,7 @@ from typing import Any
 
 from fedprism.audit import Audit
 from fedprism.audit.grid import configuration_key
+from fedprism.audit.system import system
 from fedprism.audit.writing_plans import as_toml
 from fedprism.evaluation.baselines import BASELINES
 from fedprism.evaluation.severity import (
@@ -19,21 +20,23 @@ from fedprism.evaluation.severity import (
     RECOGNISABLE_SSIM,
     TRACES_SSIM,
     Leak,
+    number,
 )
+from fedprism.evaluation.verdict import MEANING, PROTECTED_BELOW, Verdict, leak_of
+from fedprism.evaluation.verdict import verdict as verdict_of
 from fedprism.report import advice, gallery, pages, plot, verdict
 from fedprism.report.configurations import (
     Configuration,
+    accuracy_in_words,
     configurations,
     figure_in_words,
     interval,
     label,
     measured,
-    number,
     settings,
     shared_setting,
 )
-from fedprism.report.gates import gate_lines
-from fedprism.report.judging import judge
+from fedprism.report.gates import concluded
 from fedprism.report.protocol import headline as protocol_headline
 from fedprism.report.protocol import load_kept
 
@@ -48,6 +51,7 @@ class Line:
     anchor: str
     row: Configuration
     leak: Leak
+    verdict: Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +71,8 @@ def render(audit: Audit, *, show_images: bool | None = None) -> str:
     first = metrics[0] if metrics else ""
     ran = _ran(audit)
     choices = advice.options(rows, ran.time_factors)
-    advised = advice.advise(choices, first, _delta(audit.plan))
+    advised = advice.advise(choices, first, _delta(audit.plan), _tolerated(audit.plan))
+    conclusion = concluded(audit)
     shown = gallery.shows_by_default(audit.plan) if show_images is None else show_images
     exhibits = gallery.exhibits(audit, gallery.chosen_rows(rows, first), first) if shown else ()
     lines = _lines(rows, first)
@@ -76,12 +81,12 @@ def render(audit: Audit, *, show_images: bool | None = None) -> str:
     anchors = {line.row.key: line.anchor for line in lines}
     page: str = template("report.html.j2").render(
         title=str(audit.plan.get("title") or "What this federated training gives away"),
-        system=verdict.system(audit.plan),
-        leak=verdict.overall(rows),
-        headline=verdict.headline(rows, first),
+        system=system(audit.plan),
+        verdict=conclusion.verdict,
+        headline=verdict.headline(rows, first, audit.plan),
         serious=serious,
-        findings=verdict.findings(rows, first),
-        gates=gate_lines(audit),
+        findings=verdict.findings(rows, first, audit.plan),
+        gates=conclusion.gates,
         protocol=recorded,
         advice=advised,
         options=choices,
@@ -120,13 +125,18 @@ def shared() -> dict[str, Any]:
         "number": number,
         "figure": figure_in_words,
         "interval": interval,
-        "judge": judge,
+        "leak_of": leak_of,
+        "verdict_of": lambda row: verdict_of([row]),
+        "accuracy": accuracy_in_words,
+        "meaning": MEANING,
         "Leak": Leak,
+        "Verdict": Verdict,
         "faithful_psnr": FAITHFUL_PSNR,
         "recognisable_ssim": RECOGNISABLE_SSIM,
         "traces_ssim": TRACES_SSIM,
         "recognisable_columns": RECOGNISABLE_COLUMNS,
         "explained_residual": EXPLAINED_RESIDUAL,
+        "protected_below": PROTECTED_BELOW,
     }
 
 
@@ -138,9 +148,12 @@ def _script() -> str:
 def _lines(rows: Sequence[Configuration], metric: str) -> tuple[Line, ...]:
     """Attacks, the worst first."""
     order = list(Leak).index
-    attacks = [(judge(row), row) for row in verdict.attacks_of(rows)]
+    attacks = [(leak_of(row), row) for row in verdict.attacks_of(rows)]
     attacks.sort(key=lambda pair: (order(pair[0]), -advice.closeness(pair[1], metric)))
-    return tuple(Line(anchor=f"c{place}", row=row, leak=leak) for place, (leak, row) in enumerate(attacks, 1))
+    return tuple(
+        Line(anchor=f"c{place}", row=row, leak=leak, verdict=verdict_of([row]))
+        for place, (leak, row) in enumerate(attacks, 1)
+    )
 
 
 def _ran(audit: Audit) -> Ran:
@@ -161,6 +174,13 @@ def _delta(plan: Mapping[str, Any]) -> float | None:
     wanted = plan.get("utility")
     delta = wanted.get("delta") if isinstance(wanted, Mapping) else None
     return delta if isinstance(delta, float) else None
+
+
+def _tolerated(plan: Mapping[str, Any]) -> float:
+    """How many points of accuracy a recommended defense may cost."""
+    wanted = plan.get("utility")
+    points = wanted.get("tolerated_points") if isinstance(wanted, Mapping) else None
+    return points if isinstance(points, float) else advice.TOLERATED_POINTS
 
 
 def _guesses(rows: Sequence[Configuration], metrics: Sequence[str]) -> list[tuple[str, str, list[str]]]:

@@ -7,10 +7,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedprism.evaluation.severity import HIGHER_IS_CLOSER, Figure, Leak
+from fedprism.evaluation.severity import HIGHER_IS_CLOSER, Figure, Leak, number
+from fedprism.evaluation.verdict import leak_of
 from fedprism.report.advice import Option
-from fedprism.report.configurations import Configuration, figure_in_words, label, number, settings
-from fedprism.report.judging import judge
+from fedprism.report.configurations import Configuration, figure_in_words, label, settings
 
 CAPS = {"psnr": 50.0, "ssim": 1.0, "columns": 1.0, "mse": 0.3, "avd": 1.0, "update-error": 1.0}
 """Values beyond are drawn at the edge: an exact reconstruction has infinitely many decibels."""
@@ -53,7 +53,7 @@ def _point(
         "threat": row.attacker,
         "defense": row.defense,
         "setting": setting,
-        "leak": judge(row).name.lower(),
+        "leak": leak_of(row).name.lower(),
         "accuracy": None if cost is None else cost.accuracy,
         "interval": None if cost is None or cost.interval is None else list(cost.interval),
         "epsilon": None if cost is None else finite(cost.epsilon),
@@ -63,7 +63,7 @@ def _point(
 
 
 def _values(figure: Figure) -> dict[str, float | str | None]:
-    return {name: finite(value) for name, value in dataclasses.asdict(figure).items()}
+    return {name: finite(value) for name, value in dataclasses.asdict(figure).items() if name != "by_seed"}
 
 
 def _words(metric: str, figure: Figure) -> str:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedprism.evaluation.severity import OWN_CHECKS, Leak, worst
+from fedprism.audit.grid import situation_key
+from fedprism.audit.system import system, weights
+from fedprism.evaluation.severity import OWN_CHECKS, Leak, number, worst
+from fedprism.evaluation.verdict import MEANING, Verdict, because, inconclusive, leak_of, loosest, situations, verdict
 from fedprism.report.advice import Advice, closeness
-from fedprism.report.configurations import NO_DEFENSE, Configuration, figure_in_words, label, measured, number
-from fedprism.report.judging import judge
+from fedprism.report.configurations import NO_DEFENSE, Configuration, figure_in_words, label, measured
 from fedprism.threats import THREATS
 
 WHO = {
@@ -26,12 +29,12 @@ MOST_NAMED = 8
 
 @dataclass(frozen=True, kw_only=True)
 class AttackerVerdict:
-    """What one attacker got, at best over all attacks."""
+    """What one attacker got, at best over all attacks, and could get at most."""
 
     threat: str
     who: str
     assumptions: str
-    leak: Leak
+    verdict: Verdict
     sentence: str
     knowledge: tuple[tuple[str, tuple[str, ...]], ...]
     """What each attack made use of."""
@@ -41,49 +44,28 @@ def attacks_of(rows: Sequence[Configuration]) -> list[Configuration]:
     return [row for row in rows if row.cell.kind != "utility"]
 
 
-def overall(rows: Sequence[Configuration]) -> Leak:
-    """The worst of all configurations."""
-    return worst(map(judge, attacks_of(rows)))
-
-
-def headline(rows: Sequence[Configuration], metric: str) -> tuple[str, ...]:
+def headline(rows: Sequence[Configuration], metric: str, plan: Mapping[str, Any]) -> tuple[str, ...]:
     """The audit in a few sentences."""
     attacks = attacks_of(rows)
-    leak = overall(rows)
-    if leak is Leak.UNTESTED:
-        return ("Nothing was tested: no cell of the audit has a result.",)
-    if not leak.judged:
-        return _without_truth(attacks, leak)
-    top = _top(attacks, leak, metric)
-    where = "Without a defense, private" if top.bare else "Private"
-    sentences = [f"{where} samples {leak}{_example(top, metric)}."]
-    sentences += [*_about_defenses(attacks), *_about_labels(attacks)]
-    untested = sum(judge(row) is Leak.UNTESTED for row in attacks)
+    if verdict(attacks) is Verdict.NOT_TESTED:
+        return ("Nothing was tested: no attack ran to its end.",)
+    sentences = [*_findings_of(attacks, metric, plan), *_about_defenses(attacks), *_about_labels(attacks)]
+    untested = sum(leak_of(row) is Leak.UNTESTED for row in attacks)
     if untested:
-        sentences.append(
-            f"{untested} of {_count(len(attacks), 'configuration')} have no result: see what was not tested."
-        )
+        sentences.append(f"{untested} of {_count(len(attacks), 'configuration')} have no result: see Not tested.")
     return tuple(sentences)
 
 
-def findings(rows: Sequence[Configuration], metric: str) -> tuple[AttackerVerdict, ...]:
-    """One finding an attacker, the worst first."""
+def findings(rows: Sequence[Configuration], metric: str, plan: Mapping[str, Any]) -> tuple[AttackerVerdict, ...]:
+    """One finding per attacker, the worst first."""
     groups: dict[str, list[Configuration]] = {}
     for row in attacks_of(rows):
         groups.setdefault(row.attacker, []).append(row)
-    verdicts = [_verdict_on(threat, members, metric) for threat, members in groups.items()]
-    return tuple(sorted(verdicts, key=lambda each: list(Leak).index(each.leak)))
+    verdicts = [_verdict_on(threat, members, metric, plan) for threat, members in groups.items()]
+    return tuple(sorted(verdicts, key=lambda each: list(Verdict).index(each.verdict)))
 
 
-def _verdict_on(threat: str, rows: Sequence[Configuration], metric: str) -> AttackerVerdict:
-    leak = overall(rows)
-    top = _top(rows, leak, metric)
-    if leak is Leak.UNTESTED:
-        sentence = "No cell has a result."
-    elif not leak.judged:
-        sentence = _without_truth(rows, leak)[0]
-    else:
-        sentence = f"{'Without a defense, samples' if top.bare else 'Samples'} {leak}{_example(top, metric, by=False)}."
+def _verdict_on(threat: str, rows: Sequence[Configuration], metric: str, plan: Mapping[str, Any]) -> AttackerVerdict:
     knowledge: dict[str, set[str]] = {}
     for row in rows:
         knowledge.setdefault(row.cell.attack, set()).update(row.knowledge_used)
@@ -91,14 +73,41 @@ def _verdict_on(threat: str, rows: Sequence[Configuration], metric: str) -> Atta
         threat=threat,
         who=who(threat),
         assumptions=assumptions(threat),
-        leak=leak,
-        sentence=sentence,
+        verdict=verdict(rows),
+        sentence=" ".join(_findings_of(rows, metric, plan)),
         knowledge=tuple((name, tuple(sorted(fields))) for name, fields in knowledge.items()),
     )
 
 
+def _findings_of(rows: Sequence[Configuration], metric: str, plan: Mapping[str, Any]) -> list[str]:
+    """The worst leak, or why nothing can be said; then what the ceilings show."""
+    leak = worst(map(leak_of, rows))
+    under = f"With {weights(plan)}"
+    sentences = []
+    if leak is Leak.UNTESTED:
+        return [f"{MEANING[Verdict.NOT_TESTED].capitalize()}."]
+    if leak.judged:
+        top = _top(rows, leak, metric)
+        where = " and no defense" if top.bare else ""
+        sentences.append(f"{under}{where}, private samples {leak}{_example(top, metric)}.")
+    else:
+        sentences += _without_truth(rows, leak)
+    open_settings, everything = inconclusive(rows), len(situations(rows))
+    protected = [members for members in situations(rows) if verdict(members) is Verdict.PROTECTED]
+    if protected:
+        sentences.append(
+            f"{under}, {len(protected)} of {_count(everything, 'setting')} are protected: {because(loosest(protected))}"
+        )
+    if open_settings:
+        sentences.append(
+            f"{under}, {len(open_settings)} of {_count(everything, 'setting')} are inconclusive: "
+            f"{because(loosest(open_settings))}"
+        )
+    return sentences
+
+
 def who(threat: str) -> str:
-    """An attacker in plain words; what it is granted beyond its kind, or denied, is said."""
+    """An attacker in plain words, with what it is granted beyond its kind, or denied."""
     name, changes = (threat.split() or [""])[0], threat.split()[1:]
     if name not in WHO:
         return threat[:1].upper() + threat[1:]
@@ -131,23 +140,21 @@ def assessment(
     methods = list(dict.fromkeys(row.cell.attack for row in attacks))
     threats = list(dict.fromkeys(who(row.attacker) for row in attacks))
     defenses = list(dict.fromkeys(row.defense for row in attacks if row.cell.defense != NO_DEFENSE))
-    named = ", ".join(defenses)
     failed = sum(row.failed for row in rows)
     tested = (
         f"{system(plan)} {_count(len(methods), 'attack')} ({', '.join(methods)}) in "
         f"{_count(len(attacks), 'configuration')}, each with {_count(len(seeds), 'seed')}; "
-        f"{_count(len(defenses), 'defense')}{f' ({named})' if 0 < len(defenses) <= MOST_NAMED else ''}."
+        f"{_count(len(defenses), 'defense')}{_named(defenses)}."
     )
     assumed = [f"{name}." for name in threats]
-    assumed.append("What each of them knows stands in the table of attackers.")
-    model = plan.get("model")
-    if isinstance(model, Mapping) and model.get("name") and not model.get("weights"):
+    assumed.append("The table of attackers lists what each of them knows.")
+    if weights(plan) == "random weights":
         assumed.append("Weights were drawn at random, as before the first round; trained weights may leak differently.")
-    sentences = [*headline(attacks, next(iter(measured(attacks, plan)), "")), *serious]
+    sentences = [*headline(attacks, next(iter(measured(attacks, plan)), ""), plan), *serious]
     residual = [advice.headline, *advice.reasons[:1], *advice.cautions]
     residual.append(
-        "A stronger attacker than those tested may get further. Whether someone was in the data, and what the "
-        "finished model gives away, was not the question of this audit."
+        "An attacker that was not tested may recover more, up to the ceiling where one is stated. Membership in the "
+        "data, and what the finished model reveals, were not examined."
     )
     left_out = [
         f"{_count(skipped, 'combination')} left out and {_count(failed, 'cell')} failed; both are listed with reasons."
@@ -161,48 +168,38 @@ def assessment(
     )
 
 
-def system(plan: Mapping[str, Any]) -> str:
-    """What was audited, in a sentence."""
-    captures, model, data = (plan.get(key) for key in ("captures", "model", "data"))
-    if isinstance(captures, Mapping):
-        folders = captures.get("folders")
-        return f"Recorded updates ({_count(len(folders) if isinstance(folders, list) else 0, 'capture')})."
-    name = (model.get("name") or model.get("factory")) if isinstance(model, Mapping) else None
-    source = (
-        next((data[key] for key in ("name", "folder", "npz", "csv") if data.get(key)), None)
-        if isinstance(data, Mapping)
-        else None
-    )
-    return f"The model {name or 'of the plan'} trained on {source or 'the data of the plan'}, simulated."
-
-
 def _top(rows: Sequence[Configuration], leak: Leak, metric: str) -> Configuration:
     """The configuration that shows a leak best: without a defense if there is one, the closest by the metric."""
-    return max((row for row in rows if judge(row) is leak), key=lambda row: (row.bare, closeness(row, metric)))
+    return max((row for row in rows if leak_of(row) is leak), key=lambda row: (row.bare, closeness(row, metric)))
 
 
 def _about_defenses(rows: Sequence[Configuration]) -> list[str]:
-    """Which stopped everything. One with a failed cell did not: what was not tested cannot pass."""
-    defenses: dict[str, list[Configuration]] = {}
-    for row in rows:
-        if row.cell.defense != NO_DEFENSE:
-            defenses.setdefault(row.defense, []).append(row)
-    if not defenses:
+    """What each defense stopped: only an attack that succeeds without it counts. A failed cell stops nothing."""
+    bare = {_without_defense(row): row for row in rows if row.bare}
+    defended = [row for row in rows if row.cell.kind == "attack" and not row.bare]
+    succeeding = [row for row in defended if (other := bare.get(_without_defense(row))) and leak_of(other).readable]
+    names = list(dict.fromkeys(row.defense for row in defended))
+    if not names:
         return []
-    stopped = [
-        name
-        for name, members in defenses.items()
-        if worst(map(judge, members)) is Leak.GONE and not any(row.failed for row in members)
-    ]
-    named = f": {', '.join(stopped)}" if 0 < len(stopped) <= MOST_NAMED else ""
-    return [f"Of {_count(len(defenses), 'defense')} tested, {len(stopped)} stopped every attack that was tried{named}."]
+    if not succeeding:
+        return ["No attack succeeds without a defense, so the audit does not show that any defense stops one."]
+    hold = {row.defense for row in succeeding}
+    broken = {row.defense for row in defended if leak_of(row).readable or row.failed or not row.done}
+    stopped = [name for name in names if name in hold - broken]
+    said = f"Of {_count(len(names), 'defense')}, {len(stopped)} stopped every attack that succeeds without it"
+    return [f"{said}{_named(stopped)}. That is not protection: only a ceiling shows it." if stopped else f"{said}."]
 
 
-def _example(row: Configuration, metric: str, by: bool = True) -> str:
+def _without_defense(row: Configuration) -> tuple[str, ...]:
+    """The same attack in the same setting without a defense, and without knowing one."""
+    cell = row.cell.model_dump() | {"defense": NO_DEFENSE, "defense_settings": ""}
+    cell["threat"] = " ".join(word for word in row.cell.threat.split() if word != "+defense")
+    return (row.cell.attack, row.cell.settings, situation_key(cell))
+
+
+def _example(row: Configuration, metric: str) -> str:
     """The evidence behind a sentence, in brackets."""
-    words = [row.cell.attack]
-    if by:
-        words.append(f"by {row.attacker}")
+    words = [row.cell.attack, f"by {row.attacker}"]
     if metric in row.metrics:
         figure = row.metrics[metric]
         words.append(f"mean {label(metric)} {figure_in_words(metric, figure)}")
@@ -213,37 +210,37 @@ def _example(row: Configuration, metric: str, by: bool = True) -> str:
 
 def _about_labels(rows: Sequence[Configuration]) -> list[str]:
     with_labels = [row for row in rows if row.labels_leaked is not None]
-    if not with_labels:
-        return []
-    always = sum(row.labels_leaked == 1 for row in with_labels)
     some = sum((row.labels_leaked or 0) > 0 for row in with_labels)
+    always = sum(row.labels_leaked == 1 for row in with_labels)
     if not some:
-        return ["Labels did not leak."]
-    return [
-        f"Labels leaked in {some} of {_count(len(with_labels), 'configuration')}, in {always} of them with every seed."
-    ]
+        return ["No tested attack recovered the labels."] if with_labels else []
+    tested = _count(len(with_labels), "configuration")
+    return [f"Labels leaked in {some} of {tested}{f', in {always} of them with every seed' if always else ''}."]
 
 
-def _without_truth(rows: Sequence[Configuration], leak: Leak) -> tuple[str, ...]:
-    """What can be said of recordings: whether what came out of them accounts for them."""
-    best = min((row for row in rows if judge(row) is leak), key=lambda row: _inf(row.residual))
+def _without_truth(rows: Sequence[Configuration], leak: Leak) -> list[str]:
+    """What can be said of recordings: whether the recovered samples reproduce them."""
+    best = min((row for row in rows if leak_of(row) is leak), key=lambda row: _inf(row.residual))
     where = f"{best.cell.attack} on capture {best.cell.capture}"
-    left = "" if best.residual is None else f" leaves {best.residual:.3g} of it unexplained"
+    left = "" if best.residual is None else f"residual {best.residual:.3g}; 0 = update fully explained"
     if leak is Leak.EXPLAINED:
         checks = [str(check) for check in OWN_CHECKS if any(check in status for status in best.statuses)]
-        reasons = "; ".join(([f"it{left}"] if left else []) + checks)
-        return (
-            f"What was recovered accounts for recorded updates ({where}: {reasons}).",
-            "The truth is not known, so that nothing was compared; treat it as the private samples all the same.",
-        )
-    return (
-        "What was recovered cannot be compared: the truth behind these recordings is not known.",
-        *([f"{where}{left}; near 0, what was recovered would account for all of it."] if left else []),
-    )
+        reasons = "; ".join(filter(None, [left, *checks]))
+        return [
+            f"The recovered samples reproduce recorded updates ({where}: {reasons}).",
+            "The ground truth is not known, so nothing was compared; treat them as the private samples.",
+        ]
+    why = "; ".join(filter(None, [where, left]))
+    return [f"The recovered samples cannot be compared: the ground truth of these recordings is not known ({why})."]
 
 
 def _inf(value: float | None) -> float:
-    return float("inf") if value is None else value
+    return math.inf if value is None else value
+
+
+def _named(names: Iterable[str]) -> str:
+    listed = list(names)
+    return f" ({', '.join(listed)})" if 0 < len(listed) <= MOST_NAMED else ""
 
 
 def _count(number_: int, word: str) -> str:

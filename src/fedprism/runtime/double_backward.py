@@ -10,16 +10,13 @@ matrices. Which way is taken depends on shapes alone, so that runs repeat.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeGuard
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
-
-from fedprism.runtime.factors import factors_are_cheaper
 
 
 class Geometry(NamedTuple):
@@ -52,8 +49,6 @@ def for_second_derivatives(model: nn.Module) -> nn.Module:
             layer.__class__ = _Convolution
         elif type(layer) is nn.BatchNorm2d and not layer.training and layer.running_mean is not None:
             layer.__class__ = _FixedBatchNorm
-        elif type(layer) is nn.Linear:
-            layer.__class__ = _Dense
     return model
 
 
@@ -85,32 +80,7 @@ def install_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Modul
     return model
 
 
-@contextmanager
-def record_products(model: nn.Module) -> Iterator[dict[str, list[Product]]]:
-    """Inside the block, record the products of a model for second derivatives, by the name of their weight."""
-    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, _Multiplying)}
-    for layer in layers.values():
-        layer.products = []
-    try:
-        yield {f"{name}.weight": layer.products for name, layer in layers.items() if layer.products is not None}
-    finally:
-        for layer in layers.values():
-            layer.products = None
-
-
-class Product(NamedTuple):
-    """What a layer computed, (out, columns), and what its weight was multiplied by, (in, columns)."""
-
-    value: Tensor
-    columns: Tensor
-
-
-class _Multiplying:
-    products: list[Product] | None = None
-    """Recorded products whose factors are cheaper than the gradient; None outside `record_products`."""
-
-
-class _Convolution(_Multiplying, nn.Conv2d):
+class _Convolution(nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         assert not isinstance(self.padding, str)
         geometry, weights = Geometry(self.stride, self.padding, self.dilation, self.groups), self.weight.numel()
@@ -121,7 +91,8 @@ class _Convolution(_Multiplying, nn.Conv2d):
             copies = positions * (weights // self.out_channels)
             few = copies <= FEW_COPIES if small else positions <= self.out_channels
             if few and self.groups == 1:
-                product = _multiplied(self, _columns(input, self.kernel_size, geometry))
+                columns, weight = _columns(input, self.kernel_size, geometry), self.weight.flatten(1)
+                product = weight @ columns if self.bias is None else torch.addmm(self.bias[:, None], weight, columns)
                 return product.view(self.out_channels, len(input), high, wide).transpose(0, 1).contiguous()
         if small:
             return super().forward(input)
@@ -129,28 +100,11 @@ class _Convolution(_Multiplying, nn.Conv2d):
         return output
 
 
-class _Dense(_Multiplying, nn.Linear):
-    def forward(self, input: Tensor) -> Tensor:
-        if self.products is None or input.dim() != 2:
-            return super().forward(input)
-        return _multiplied(self, input.T).T.contiguous()  # models may view it in another shape
-
-
 def _columns(inputs: Tensor, kernel: tuple[int, ...], geometry: Geometry) -> Tensor:
     """What each position of a convolution is computed from: (weights of an output, batch * positions)."""
     stride, padding, dilation, _ = geometry
     windows = F.unfold(inputs, kernel, dilation, padding, stride)
     return windows[0] if len(inputs) == 1 else windows.transpose(0, 1).flatten(1)
-
-
-def _multiplied(layer: _Convolution | _Dense, columns: Tensor) -> Tensor:
-    """The weights times the columns, (out, columns)."""
-    weight = layer.weight.flatten(1)
-    product = weight @ columns if layer.bias is None else torch.addmm(layer.bias[:, None], weight, columns)
-    if layer.products is None or not factors_are_cheaper(layer.weight, columns.shape[1]):
-        return product
-    layer.products.append(Product(product, columns))
-    return product.clone()  # later layers may work in place
 
 
 class _FixedBatchNorm(nn.BatchNorm2d):

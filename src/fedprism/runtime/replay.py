@@ -13,9 +13,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.graph import Node
 from torch.overrides import TorchFunctionMode
-
-from fedprism.runtime.factors import graph_nodes
 
 Keep = Callable[..., tuple[Tensor, Any]]
 """The function, which also returns its choices."""
@@ -71,8 +70,16 @@ def _chooses(name: str, args: Sequence[Any], output: Any) -> bool:
 
 def first_nonsmooth_op(repeated: Tensor) -> str:
     """A step behind a repeated loss that may still have a kink; empty where there is none."""
-    names = (node.name() for node in graph_nodes(repeated))
-    return next((name for name in names if name.rstrip("0123456789").removesuffix("Backward") not in _SMOOTH), "")
+    nodes, visited = [repeated.grad_fn], set[Node]()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in visited:
+            continue
+        visited.add(node)
+        if node.name().rstrip("0123456789").removesuffix("Backward") not in _SMOOTH:
+            return node.name()
+        nodes.extend(following for following, _ in node.next_functions)
+    return ""
 
 
 def _keep_relu(input: Tensor, inplace: bool = False) -> tuple[Tensor, Tensor]:

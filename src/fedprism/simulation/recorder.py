@@ -1,8 +1,4 @@
-"""What clients' networks were fed, step by step: for the knowledge that only someone inside a client could have.
-
-A recording defense does what its defense does and writes down what it handed to the network. So nothing is simulated
-twice, and whoever is not granted such knowledge pays nothing for it.
-"""
+"""What clients' networks were fed, step by step: a defense that does what another does, and writes that down."""
 
 from __future__ import annotations
 

@@ -65,10 +65,7 @@ def answers(
     cohorts: Iterable[tuple[int, Sequence[int]]],
     seed: int,
 ) -> Iterator[Answer]:
-    """What clients answer who are sent `params`, on the CPU; `cohorts` says which clients take part in which round.
-
-    Training is where the model is. Clients do not share random numbers.
-    """
+    """What clients answer who are sent `params`, on the CPU; `cohorts` says which clients take part in which round."""
     place = next(iter(model.parameters())).device
     draws: deque[Draw] = deque()  # of the clients whose answer is not there yet
 

@@ -14,6 +14,7 @@ from fedprism.solvers.closed_form.dense import (
     solve_output_layer,
 )
 from fedprism.solvers.closed_form.labels import LabelRecovery, LabelStatus, label_counts, sole_label, unique_labels
+from fedprism.solvers.closed_form.patches import PatchInversion, PatchStatus, invert_patches
 from fedprism.solvers.denoising import nonlocal_means
 from fedprism.solvers.matching.differences import TwoLosses
 from fedprism.solvers.matching.distances import cosine, squared_error
@@ -49,7 +50,6 @@ from fedprism.solvers.separation.decode import DecodeStatus, Decoding, decode_mi
 from fedprism.solvers.separation.exact_batch import Downstream, ExactBatch, ExactStatus, exact_batch
 from fedprism.solvers.separation.ica import StudentICA, Unmixing, UnmixStatus, unmix
 from fedprism.solvers.separation.mixture import Mixture, reduce_mixture
-from fedprism.solvers.separation.published import CocktailObjective, embedding_objective
 from fedprism.solvers.windows import (
     Lattice,
     Smoothest,
@@ -64,7 +64,6 @@ __all__ = [
     "LBFGS",
     "Adam",
     "BatchMoments",
-    "CocktailObjective",
     "DecodeStatus",
     "Decoding",
     "DenseInversion",
@@ -89,6 +88,8 @@ __all__ = [
     "OutputLayerSolution",
     "Participation",
     "ParticipationStatus",
+    "PatchInversion",
+    "PatchStatus",
     "Repeated",
     "Smoothest",
     "Stepping",
@@ -105,7 +106,6 @@ __all__ = [
     "cosine",
     "decode_mixtures",
     "disaggregate",
-    "embedding_objective",
     "exact_batch",
     "feature_cosine",
     "feature_error",
@@ -114,6 +114,7 @@ __all__ = [
     "interpolated_midpoint",
     "invert_dense",
     "invert_features",
+    "invert_patches",
     "invert_single",
     "label_counts",
     "match_gradients",

@@ -9,7 +9,7 @@ print(utility.measure(network, train, test, fp.defenses.Prune(0.99)))
 
 from __future__ import annotations
 
-from fedprism.utility.measuring import CONFIDENCE, Interval, Utility, measure, t_interval, time_factor
+from fedprism.utility.measuring import CONFIDENCE, Interval, Utility, measure, seed_interval, t_interval, time_factor
 from fedprism.utility.privacy import Guarantee, guarantee
 from fedprism.utility.training import Augmentation, Factory, Schedule, fit
 
@@ -24,6 +24,7 @@ __all__ = [
     "fit",
     "guarantee",
     "measure",
+    "seed_interval",
     "t_interval",
     "time_factor",
 ]

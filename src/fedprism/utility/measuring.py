@@ -26,6 +26,8 @@ from fedprism.utility.training import Augmentation, Factory, Run, Schedule, fit
 
 CONFIDENCE = 0.95
 """Of the interval for the mean accuracy."""
+FEWEST_SEEDS = 5
+"""Seeds from which an interval is stated: Student's factor is 12.7 for two seeds, 4.3 for three and 2.8 for five."""
 WARM_UP = 3
 """Steps of each training that are not timed: the first ones allocate memory and choose algorithms."""
 TESTED_TOGETHER = 512
@@ -42,13 +44,10 @@ NOTHING_LEARNED = "no better than always answering with the most frequent class;
 
 @dataclass(frozen=True, kw_only=True)
 class Utility:
-    """What training under a defense came to.
+    """The result of training under a defense.
 
-    accuracies: the share of test inputs that are classified rightly, one network a seed. time_factor: the time of a
-    step over that of a step without defense; None where it was not measured. epsilon, release_epsilon: what DP-SGD
-    guarantees every example at `delta`, over the whole training and for one release; None where there is none, or
-    another defense may undo it (`guarantee`). Batches are shuffled, so epsilon is larger than what is often stated,
-    which holds only for batches drawn by a coin toss an example.
+    accuracies: one per seed. time_factor: of a step, over one without defense. epsilon, release_epsilon: what DP-SGD
+    guarantees every example at `delta`, over the whole training and for one release, if anything (`guarantee`).
     """
 
     defense: Defense
@@ -68,9 +67,8 @@ class Utility:
 
     @property
     def interval(self) -> Interval | None:
-        """Where the mean of ever more seeds would lie, at 95 % (Student's t); a single seed does not tell."""
-        interval = t_interval(self.accuracies)
-        return None if interval is None else Interval(max(0.0, interval.low), min(1.0, interval.high))
+        """Where the mean of ever more seeds would lie, at 95% (Student's t); None for fewer than five seeds."""
+        return seed_interval(self.accuracies, Interval(0.0, 1.0))
 
     def record(self, cell: Mapping[str, object] | None = None) -> Record:
         """The line of a result; `cell` says what else was trained: network, data, settings."""
@@ -125,11 +123,9 @@ def measure(
 ) -> Utility:
     """Train under the defense, once for each seed, and report accuracy, time and privacy.
 
-    `model` is a network, of which every seed trains a copy from the same weights, or a function from a seed to a
-    network. Inputs are what the model is fed; `augment` changes each of `train` on its own, anew every epoch. In every
-    step each of `clients` clients sends the gradient of `batch_size` samples. `timed_steps` steps with and without the
-    defense are timed in turns; 0 leaves time_factor out. Nothing that is given is changed. Progress is reported in
-    epochs (`fedprism.progress`).
+    `model` is a network, of which every seed trains a copy, or a function from a seed to a network. `augment` changes
+    `train` anew every epoch. Each of `clients` clients sends the gradient of `batch_size` samples per step.
+    `timed_steps` steps with and without the defense are timed; 0 leaves time_factor out.
     """
     defense = chain(defense) if defense is not None else Chain()
     schedule = Schedule(
@@ -219,10 +215,7 @@ def time_factor(
     device: str | torch.device | None = None,
     steps: int = 21,
 ) -> float:
-    """The median time of a defended training step over that of a step without defense, over so many of each.
-
-    The two trainings take turns, so that whatever else slows the machine down meanwhile meets both.
-    """
+    """The median time of a defended training step over that of a step without defense; the two trainings take turns."""
     if defense == Chain():
         return 1.0
     whole(steps, "steps", 10**6)
@@ -266,6 +259,12 @@ def t_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Inter
     )
     mean = statistics.fmean(values)
     return Interval(mean - margin, mean + margin)
+
+
+def seed_interval(values: Sequence[float], possible: Interval) -> Interval | None:
+    """Student's interval inside the range that is possible; None for too few seeds, whose values say more."""
+    interval = t_interval(values) if len(values) >= FEWEST_SEEDS and all(map(math.isfinite, values)) else None
+    return interval and Interval(max(possible.low, interval.low), min(possible.high, interval.high))
 
 
 def _check(model: nn.Module, train: Batch, test: Batch) -> None:

@@ -38,10 +38,8 @@ class Guarantee(NamedTuple):
 def guarantee(defense: Defense, epochs: int, delta: float) -> Guarantee | None:
     """What DP-SGD guarantees each example over a training whose batches are shuffled; None where nothing is claimed.
 
-    An example is in one batch an epoch, and what is computed from later batches tells nothing more about it: that makes
-    `epochs` releases. What works on the noised mean alone leaves the guarantee as it is. Anything else may undo it, and
-    then nothing is claimed: MixUp puts an example behind several gradients, Soteria looks at the data once more to
-    choose what it removes, EqualLabels chooses examples by their labels, a defense of one's own may do anything.
+    An example is in one batch an epoch: that makes `epochs` releases. Only what works on the noised mean alone leaves
+    the guarantee as it is: MixUp puts an example behind several gradients, Soteria and EqualLabels look at it again.
     """
     private = [part for part in defense.members if type(part) is DpSgd]
     others = [part for part in defense.members if type(part) is not DpSgd]

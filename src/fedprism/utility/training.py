@@ -1,8 +1,6 @@
-"""Training under a defense.
+"""Training under a defense by clients who send one gradient a step, with the simulator's and the attacks' client code.
 
-It is that of clients who send one gradient a step: the gradient is the one that `client` computes for simulator and
-attacks, and the defense meets it at the same stages. The server steps with momentum along what was sent, at a rate that
-falls to zero along half a cosine, so that no images are held back to decide when to lower it.
+The server steps with momentum along what was sent, at a rate that falls to zero along half a cosine.
 """
 
 from __future__ import annotations
@@ -36,10 +34,9 @@ MOST_EPOCHS = 10**6
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """How networks are trained.
+    """How networks are trained: in every step each client sends a gradient, and the server moves along their mean.
 
-    In every step each of `clients` clients sends the gradient of `batch_size` samples, and the server moves along the
-    mean. Clients draw from the same data. Samples left over when it does not divide into steps sit that epoch out.
+    Clients draw from the same data. Samples left over when it does not divide into steps sit that epoch out.
     """
 
     epochs: int = 30
@@ -80,10 +77,7 @@ def fit(
     done: int = 0,
     total: int | None = None,
 ) -> nn.Module:
-    """Train the model in place under the defense and return it, where it was trained.
-
-    Progress is reported in epochs: `done` of `total` lie behind, where this is one of several trainings.
-    """
+    """Train the model in place under the defense and return it; progress is reported as `done` of `total` epochs."""
     schedule = schedule or Schedule()
     run = Run(model, data, defense or Chain(), schedule, seed, devices.pick(device))
     with seeded_layers(generator(seed, "layers")):

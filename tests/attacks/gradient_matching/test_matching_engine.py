@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 import fedprism as fp
-from fedprism.attacks import Engine, GradientMatching, KnownDefense, TotalVariation, cosine
+from fedprism.attacks import Engine, GradientMatching, TotalVariation, cosine
 from fedprism.attacks.gradient_matching.forward import (
     PreparedForward,
     forward_model,
@@ -297,9 +297,7 @@ class TestPruningFollowed:
         reported = list[tuple[int, int]]()
         with progress.listening(lambda done, total: reported.append((done, total))):
             found = fp.run(attack, observation, seed=0, device="cpu")
-        ignoring = fp.run(
-            dataclasses.replace(attack, known_defense=KnownDefense(adaptive=False)), observation, seed=0, device="cpu"
-        )
+        ignoring = fp.run(dataclasses.replace(attack, adaptive=False), observation, seed=0, device="cpu")
 
         assert reported == [(step, 300) for step in range(1, 301)]
         assert found.status.endswith("following the pruning explains more")
@@ -320,8 +318,6 @@ class TestPruningFollowed:
         found = fp.run(attack, observation, device="cpu")
         assert found.diagnostics["following_pruning"] == pytest.approx(0, abs=1e-9)
         torch.testing.assert_close(found.inputs, batch.inputs, atol=1e-6, rtol=0)
-        with pytest.raises(fp.errors.BadInput, match="follow above 0"):
-            KnownDefense(follow=0.0)
 
     def test_random_parts_are_left_out_and_sums_of_clients_tell_only_what_is_in_none(self) -> None:
         observed = {"w": torch.tensor([0.0, 3.0])}

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import fedprism as fp
-from fedprism.attacks import Encodings, GradientMatching, KnownDefense, Labels, MixedSamples
+from fedprism.attacks import Encodings, GradientMatching, Labels, MixedSamples
 from fedprism.attacks.base import joined
 from fedprism.defenses import Context, Defense, InstaHide, MixUp, Prune
 from fedprism.defenses.mixup import Mixing
@@ -76,7 +76,7 @@ def method(case: Case, settings: Settings, *, adaptive: bool) -> GradientMatchin
         inversion.exact_statistics(settings.iterations_or(inversion.ITERATIONS, QUICK_ITERATIONS), settings),
         labels=Labels.KNOWN,
         priors=(TotalVariation(case.variation, magnitude=signs),),
-        known_defense=KnownDefense(adaptive=adaptive),
+        adaptive=adaptive,
     )
 
 

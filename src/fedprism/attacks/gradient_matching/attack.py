@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,37 +34,28 @@ from fedprism.attacks.gradient_matching.forward import (
     moments_of_last_pass,
 )
 from fedprism.attacks.gradient_matching.labels import GivenLabels, Labels, given_labels
-from fedprism.attacks.gradient_matching.settings import KnownDefense, Starts
+from fedprism.attacks.gradient_matching.starts import Start, Starts, gaussian_start
 from fedprism.attacks.gradient_matching.two_losses import ClientLosses
 from fedprism.checks import choice
 from fedprism.errors import BadInput, NotApplicable
 from fedprism.runtime import progress
 from fedprism.runtime.cuda_graphs import Engine
 from fedprism.solvers.matching.differences import TwoLosses
-from fedprism.solvers.matching.distances import Distance, Sent, cosine
+from fedprism.solvers.matching.distances import Distance, Gradients, cosine
 from fedprism.solvers.matching.gradients import LBFGS, Adam, Matching, MatchingSettings, Progress, match_gradients
 from fedprism.solvers.matching.objective import Parts, Prior
 from fedprism.solvers.matching.priors import BatchMoments
 from fedprism.solvers.matching.race import race
 from fedprism.types import Batch, Observation, Reconstruction, Round
 
-Start: TypeAlias = Callable[[tuple[int, ...], torch.Generator], Tensor]
-
-
-def gaussian_start(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
-    """Standard normal noise."""
-    return torch.randn(shape, generator=rng)
-
-
-def uniform_start(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
-    """Uniform noise in [0, 1)."""
-    return torch.rand(shape, generator=rng)
+FOLLOWING_RATE = 0.3
+"""Learning rate while pruning is followed, relative to the usual one, at which the answer may be lost at once."""
 
 
 class MatchingTask(NamedTuple):
     """What one update, or several, ask of every run on them."""
 
-    gradients_of: Callable[[Tensor, Tensor | None], Sent]
+    gradients_of: Callable[[Tensor, Tensor | None], Gradients]
     target: tuple[Tensor, ...]
     shape: tuple[int, ...]
     priors: tuple[Prior, ...]
@@ -91,9 +82,9 @@ class Solution(NamedTuple):
 class GradientMatching(UpdateAttack):
     """Gradient matching with any distance, priors, label handling, optimiser and start.
 
-    labels: granted (KNOWN), read off the last layer (INFERRED), or optimised along with the inputs (JOINT).
-    unroll: repeat the client's local steps for a delta; without it the delta is read as one gradient.
-    engine: how iterations are run; the diagnostics say how they were.
+    labels: granted (KNOWN), read off the last layer (INFERRED), or optimised along with the inputs (JOINT). unroll:
+    repeat the client's local steps for a delta, else read it as one gradient. adaptive: put every part of a known
+    defense that can be repeated into the forward model; pruning is followed at the end, for as many iterations again.
     """
 
     distance: Distance = cosine
@@ -106,7 +97,7 @@ class GradientMatching(UpdateAttack):
     starts: Starts = Starts()  # noqa: RUF009 (frozen)
     tolerance: float = 0.0
     unroll: bool = True
-    known_defense: KnownDefense = KnownDefense()  # noqa: RUF009 (frozen)
+    adaptive: bool = True
     batchnorm: BatchNorm = BatchNorm()  # noqa: RUF009 (frozen)
     engine: Engine = Engine()  # noqa: RUF009 (frozen)
 
@@ -182,7 +173,7 @@ class GradientMatching(UpdateAttack):
             observation,
             update,
             unroll=self.unroll,
-            adaptive=self.known_defense.adaptive,
+            adaptive=self.adaptive,
             normalise=self.batchnorm.normalise,
         )
         return forward, pull_prior(
@@ -206,13 +197,11 @@ class GradientMatching(UpdateAttack):
         if pull is not None and prepared.direct:
             network = prepared.model if client is None else client.network
             pull = replace(pull, moments_of=moments_of_last_pass(network, unbiased=self.batchnorm.unbiased))
-        factored = self.distance is cosine and together.samples is None and client is None
-        whole = prepared.factoring(shape) if factored else prepared
         parts = None
         if together.samples is not None:
             parts = Parts(lambda inputs, logits, which: prepared(inputs, labels.of(logits, which)), together.samples)
         return MatchingTask(
-            gradients_of=lambda inputs, logits: whole(inputs, labels.of(logits)),
+            gradients_of=lambda inputs, logits: prepared(inputs, labels.of(logits)),
             target=forward.target,
             shape=shape,
             priors=self.priors if pull is None else (*self.priors, pull),
@@ -254,7 +243,7 @@ class GradientMatching(UpdateAttack):
         best = _lowest(runs)
         if pruned is None:
             return Solution(best, runs, "", {})
-        lr = self.known_defense.follow * self.lr
+        lr = FOLLOWING_RATE * self.lr
         followed = self._match(pruned(), _end(best), self.iterations, started, total=total, lr=lr)
         # The first iterate is the answer that ignores pruning: what is returned is never worse by this objective.
         before, after = float(followed.history[0]), followed.objective

@@ -1,8 +1,6 @@
 """Batch-norm statistics: by which the attacker normalises its guess, and towards which it pulls the guess's own.
 
-Huang, Gupta, Song, Li, Arora, "Evaluating Gradient Inversion Attacks and Defenses in Federated Learning", NeurIPS 2021:
-who is given the statistics of the private batch (BN_exact) sees far more than who has only the running ones (BN_proxy,
-BN_infer).
+Huang, Gupta, Song, Li, Arora, "Evaluating Gradient Inversion Attacks and Defenses in Federated Learning", NeurIPS 2021.
 
 Differs from the paper's code in: variances are compared with their like (there a biased one is pulled towards an
 unbiased one); the running statistics do not hold a tenth of the private batch, which there had passed through before.
@@ -68,8 +66,7 @@ _NORMALISED_BY = {
 class BatchNorm(EvaluableRepr):
     """Which statistics the batch-norm layers normalise the guess by, and which ones the guess's own are pulled to.
 
-    pull_weight: of the prior that pulls, the sum over the layers of the l2 distances of means and of variances
-    (`solvers.moments_distance`).
+    pull_weight: of the prior that pulls (`solvers.moments_distance`).
     """
 
     normalise: Normalise = Normalise.CLIENT

@@ -38,8 +38,8 @@ def samples_together(
 ) -> Together:
     """As many samples as `memory` bytes hold, where the batch's gradient is the mean of theirs, else the whole batch.
 
-    memory: GPU_SHARE of a GPU's where it is None, and unlimited on a CPU. passes: what is differentiated, where that is
-    not the gradient. coupled: samples have to stay together.
+    memory: None means GPU_SHARE of a GPU's, unlimited on a CPU. passes: what is differentiated, if not the gradient.
+    coupled: samples have to stay together.
     """
     size, fitting = len(batch), _fitting(prepared, batch, memory, passes or prepared)
     whole = coupled or not prepared.direct or prepared.forward.defense.overrides("on_update")

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fedprism import losses
 from fedprism.attacks.gradient_matching.batchnorm import Normalise, normalised_model
@@ -23,10 +22,8 @@ from fedprism.errors import BadInput, MissingKnowledge, NotApplicable
 from fedprism.inputs import Inputs
 from fedprism.network.batchnorm import batchnorm_layers
 from fedprism.pixels import to_inputs
-from fedprism.runtime.double_backward import for_second_derivatives, install_tensors, record_products
-from fedprism.runtime.factors import Factors, use_counts
+from fedprism.runtime.double_backward import for_second_derivatives, install_tensors
 from fedprism.runtime.moments import Moments, channel_moments
-from fedprism.solvers.matching.distances import Sent
 from fedprism.types import Batch, LossFn, Observation, Round, Update
 
 FORWARD_NEEDS = frozenset({"model", "loss"})
@@ -104,44 +101,6 @@ class PreparedForward:
     def direct(self) -> bool:
         """Whether the update is one gradient of the whole batch."""
         return self.keeps_batches and isinstance(self.forward.protocol, FedSGD)
-
-    def factoring(self, shape: tuple[int, ...]) -> Callable[[Tensor, Tensor], Sent]:
-        """The same for batches of this shape, with the gradients as factors where that is cheaper."""
-        first = next(iter(self.params.values()))
-        if not self.direct or first.is_cuda or self.forward.defense.overrides("on_update"):
-            return self
-        try:
-            with record_products(self.model) as products, torch.random.fork_rng(devices=[]):
-                tensors = {**self.trained, **self.frozen, **self.buffer_copies}
-                outputs = functional_call(self.model, tensors, (first.new_zeros(shape),))
-        except ValueError:  # a batch that the model refuses: whoever asks for its gradient is told
-            return self
-        # A weight that is used elsewhere too has further gradients.
-        once = [name for name, uses in use_counts(self.trained, outputs).items() if uses == 1]
-        factored = [name for name in once if len(products.get(name, ())) == 1]
-        if not factored or len(factored) == len(self.trained):
-            return self
-        return lambda inputs, labels: self._with_factors(factored, Batch(inputs, labels))
-
-    def _with_factors(self, factored: Sequence[str], batch: Batch) -> list[Tensor | Factors]:
-        self.reset()
-        written = {name: weight for name, weight in self.trained.items() if name not in factored}
-        with record_products(self.model) as recorded:
-            fixed = {**self.frozen, **self.buffer_copies, **{name: self.trained[name].detach() for name in factored}}
-            outputs = functional_call(self.model, {**written, **fixed}, (batch.inputs,))
-        products = [recorded[name][0] for name in factored]
-        grads = torch.autograd.grad(
-            self.loss(outputs, batch.labels),
-            [*written.values(), *(product.value for product in products)],
-            create_graph=True,
-            allow_unused=True,
-            materialize_grads=True,
-        )
-        lefts = grads[len(written) :]
-        factors = [Factors(left, product.columns) for left, product in zip(lefts, products, strict=True)]
-        update: dict[str, Tensor | Factors] = dict(zip(written, grads, strict=False))
-        update |= zip(factored, factors, strict=True)
-        return [update[name] for name in self.forward.names]
 
     def __call__(self, inputs: Tensor, labels: Tensor) -> list[Tensor]:
         if not self.direct:

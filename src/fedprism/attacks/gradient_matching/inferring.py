@@ -8,8 +8,6 @@ images, so that random ones are enough to estimate it. What is left are the frac
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -17,12 +15,12 @@ from torch.func import functional_call
 from fedprism import losses
 from fedprism.attacks.gradient_matching.forward import input_box
 from fedprism.client.batchnorm import buffers_of
-from fedprism.client.observed import direction, gradient_factor, local_steps, mean_update
+from fedprism.client.observed import direction, mean_update
 from fedprism.errors import NotApplicable
 from fedprism.network.network_map import NetworkMap
 from fedprism.randomness import generator, seeded_layers
 from fedprism.solvers.closed_form.labels import LabelRecovery, label_counts, sole_label
-from fedprism.types import Knowledge, Observation, Round, Update
+from fedprism.types import Observation, Round, Update
 
 COUNTING_RATIO = 2
 """Classes per sample below which counting finds more labels than signs do."""
@@ -48,10 +46,9 @@ def inferred_labels(observation: Observation, round: Round, batch: int, network:
     # Row sums of the weight gradient carry the same signs where the features are not negative.
     has_bias = last.bias is not None and last.bias in round.update
     class_grad = gradient[last.bias or ""] if has_bias else gradient[last.weight].sum(1)
-    predicted, scale = None, _gradient_factor(observation.knowledge, round, batch)
-    crowded = len(class_grad) < COUNTING_RATIO * batch
-    if crowded and has_bias and scale is not None and sole_label(gradient[last.weight]) is None:
-        class_grad, predicted = class_grad * scale, _mean_prediction(observation, round)
+    predicted, crowded = None, len(class_grad) < COUNTING_RATIO * batch
+    if crowded and has_bias and sole_label(gradient[last.weight]) is None:
+        predicted = _mean_prediction(observation, round)
     recovery = label_counts(class_grad, batch, probabilities=predicted, loss=loss or "unknown")
     if len(recovery.labels) != batch:
         raise NotApplicable(
@@ -59,14 +56,6 @@ def inferred_labels(observation: Observation, round: Round, batch: int, network:
             'set labels="joint" or grant the labels.'
         )
     return recovery
-
-
-def _gradient_factor(knowledge: Knowledge, round: Round, batch: int) -> float | None:
-    """What the update's direction is multiplied by to be the mean gradient of all steps; None where it is unknown."""
-    if not round.clients or (round.kind == "delta" and knowledge.local_momentum):
-        return None
-    known = dataclasses.replace(knowledge, batch_size=batch, local_epochs=knowledge.local_epochs or 1)
-    return gradient_factor(round, known, steps=local_steps(round, known))
 
 
 def _mean_prediction(observation: Observation, round: Round) -> Tensor | None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedprism.attacks.gradient_matching.attack import GradientMatching, uniform_start
+from fedprism.attacks.gradient_matching.attack import GradientMatching
 from fedprism.attacks.gradient_matching.batchnorm import BatchNorm, Normalise, Pull
 from fedprism.attacks.gradient_matching.labels import Labels
-from fedprism.attacks.gradient_matching.settings import Starts
+from fedprism.attacks.gradient_matching.starts import Starts, uniform_start
 from fedprism.solvers.matching.distances import Distance, cosine, squared_error
 from fedprism.solvers.matching.gradients import LBFGS
 from fedprism.solvers.matching.objective import Prior
@@ -37,10 +37,7 @@ def inverting_gradients() -> GradientMatching:
 
 
 def bn_exact() -> GradientMatching:
-    """Inverting gradients, given the private batch's statistics: the guess keeps its own, drawn towards the exact ones.
-
-    This is what the published BN_exact does: its layers stay in train mode, and only the prior sees the statistics.
-    """
+    """Inverting gradients, given the private statistics: the guess keeps its own, drawn towards the exact ones."""
     return replace(_gradattack(), batchnorm=BatchNorm(normalise=Normalise.OWN, pull=Pull.EXACT))
 
 

@@ -1,7 +1,4 @@
-"""Pruning as an attacker can follow it: entries that were not sent are known to be smaller than those that were.
-
-The true batch loses nothing by it, and the objective stays continuous.
-"""
+"""Pruning as an attacker can follow it: entries that were not sent are known to be smaller than those that were."""
 
 from __future__ import annotations
 
@@ -34,8 +31,7 @@ class FollowedPruning(Defense):
 class SmallerThanSent(FollowedPruning):
     """An entry that was not sent counts by how far it exceeds the smallest one that was.
 
-    smallest: the smallest entry of each tensor that was sent, over the length of all of them (later parts of the
-    defense may have scaled them).
+    smallest: of each tensor, over its length, because later parts of the defense may have scaled it.
     """
 
     smallest: Update
@@ -53,11 +49,7 @@ class SmallerThanSent(FollowedPruning):
 
 @dataclass(frozen=True)
 class SignsOfTheLargest(FollowedPruning):
-    """The same where only the signs of the entries that were sent are left.
-
-    All are equally large, so the guess is cut where `kept` of a tensor's entries are larger, as many as were sent.
-    Those that were sent count up to the cut, the others by how far they exceed it.
-    """
+    """The same if only signs were sent: each guess is cut at its `kept` largest entries, as many as were sent."""
 
     kept: Mapping[str, int]
 

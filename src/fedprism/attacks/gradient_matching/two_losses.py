@@ -20,10 +20,7 @@ CHECKED_SAMPLES = 2
 
 
 class ClientLosses:
-    """Two copies of the client's network, one of them with weights that may be moved.
-
-    `refusal` says why no difference may be taken for batches like `example`; it is empty where one may.
-    """
+    """Two copies of the client's network, one with weights that move; `refusal` says why no difference may be taken."""
 
     kinked = True
 

@@ -13,8 +13,10 @@ may carry the grey image, blurred, which says more about it than the same extrem
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -26,6 +28,10 @@ from fedprism.types import Update
 
 LIFT = 10.0
 """What batch norm adds to a centred copy, in standard deviations: no image is that much darker than the mean."""
+BLURRED_PIXELS = 9
+"""Taps of a blurring kernel, which is 3 x 3."""
+DIRECTIONS = ((0, 0), (0, 1), (1, 0), (1, 1))
+"""Down and right, in taps: how the four copies of a channel that shifts are moved."""
 
 Normalization = tuple[tuple[float, ...], tuple[float, ...]]
 
@@ -34,9 +40,8 @@ Normalization = tuple[tuple[float, ...], tuple[float, ...]]
 class Disguise:
     """How tampered parameters are made to look like others (section 4.4 of the paper).
 
-    gain: taps are drawn between this and its inverse instead of being 1. noise: what would be zero is noise of this
-    standard deviation, relative to that of the layer's honest weights. ratio: the second row of each pair of a dense
-    layer is minus the first, times a number between this and its inverse.
+    gain: taps are drawn between this and its inverse. noise: standard deviation of what would be zero, relative to the
+    layer's honest weights. ratio: a dense layer's second row of a pair is minus the first, times up to its inverse.
     """
 
     gain: float = 0.8
@@ -49,8 +54,8 @@ class Layout(NamedTuple):
 
     There is one colour more than the image has where the blurred grey image was sent along.
 
-    Channel [p, c, i, j] of a feature map has at (h, w) the extreme, or the mean, over the window of `size` pixels that
-    starts at top + pitch * (phases * h + i), and so across, times `gain`, plus `shift`.
+    Channel [p, c, i, j] has at (h, w) the extreme, or the mean, over the window of `size` pixels that starts at
+    top + pitch * (phases * h + i), and so across, times `gain`, plus `shift`.
     """
 
     channels: Tensor
@@ -104,9 +109,9 @@ def plant_filters(
     blurred: bool,
     normalization: Normalization | None,
 ) -> tuple[dict[str, Tensor], Layout]:
-    """The convolutions' changed parameters, and where the copies end up. `layers`: how many convolutions shift.
+    """The convolutions' changed parameters, and where the copies end up; at most `layers` convolutions shift.
 
-    `blurred`: the grey image is sent along as one colour more, blurred on its way to the first convolution that shifts.
+    `blurred`: the grey image is sent along as one colour more, blurred before the first convolution that shifts.
     """
     polarities, steps = _polarities(stack), _steps(stack)
     colours = stack.convolutions[0].layer.in_channels
@@ -117,30 +122,64 @@ def plant_filters(
     copies = [_Copy(c, p, c, 0, 0, 1.0, 0.0) for p in range(polarities) for c in range(colours + blurred)]
     changed: dict[str, Tensor] = {}
     for number, convolution in enumerate(stack.convolutions):
-        weight, bias = (params[f"{convolution.name}.{end}"].detach().clone() for end in ("weight", "bias"))
         shifted = _shifted(convolution, copies, steps[number], number in shifting)
-        chosen = _chosen(weight, len(shifted), disguise, rng)
-        weight[chosen] = (float(weight.std()) * disguise.noise if disguise else 0.0) * normal_like(weight[chosen], rng)
-        varied = disguise if convolution.activation != "sigmoid" else None  # its bend would have to be undone by gain
-        copies = []
-        for out, (copy, (down, right)) in zip(chosen.tolist(), shifted, strict=True):
-            tap = math.exp(uniform_within(rng, math.log(varied.gain))) if varied else 1.0
-            blurs = copy.colour == colours and number < min(shifting, default=len(stack.convolutions))
-            base = abs(float(bias[out])) if varied and not blurs else 0.0  # would fade at the border
-            offset = 0.0
-            if number == 0:
-                offset = _read_pixels(weight[out, :, down, right], tap, pixels[copy.polarity], copy.colour)
-            elif blurs:
-                weight[out, copy.channel, down - 1 : down + 2, right - 1 : right + 2] = tap / 9
-            else:
-                weight[out, copy.channel, down, right] = tap
-            bias[out] = tap * offset + base
-            copies.append(copy._replace(channel=out, gain=tap * copy.gain, shift=tap * copy.shift + base))
-        changed |= {f"{convolution.name}.weight": weight, f"{convolution.name}.bias": bias}
+        filters = _emptied(convolution, params, len(shifted), disguise, rng)
+        blurring = number < min(shifting, default=len(stack.convolutions))
+        copies = [
+            _planted(filters, out, copy, tap, pixels if number == 0 else None, blurring and copy.colour == colours, rng)
+            for out, (copy, tap) in zip(filters.chosen.tolist(), shifted, strict=True)
+        ]
+        changed |= {f"{convolution.name}.weight": filters.weight, f"{convolution.name}.bias": filters.bias}
         if convolution.norm:  # lifts what it centres back above the ReLU
             for name, value in ((f"{convolution.norm}.weight", 1.0), (f"{convolution.norm}.bias", LIFT)):
-                changed[name] = params[name].detach().index_fill(0, chosen.to(params[name].device), value)
-    return changed, _layout(copies, polarities, colours + blurred, steps, len(shifting), stack, weight)
+                changed[name] = params[name].detach().index_fill(0, filters.chosen.to(params[name].device), value)
+    return changed, _layout(copies, polarities, colours + blurred, steps, len(shifting), stack, filters.weight)
+
+
+class _Filters(NamedTuple):
+    """The parameters of one convolution on their way to being changed."""
+
+    weight: Tensor
+    bias: Tensor
+    chosen: Tensor
+    """Output channels that become copies."""
+    varied: Disguise | None
+    """How their gains vary, if they do."""
+
+
+def _emptied(
+    convolution: Convolution, params: Update, count: int, disguise: Disguise | None, rng: torch.Generator
+) -> _Filters:
+    """The first `count` filters set to zero or, in disguise, any of them to little noise."""
+    weight, bias = (params[f"{convolution.name}.{end}"].detach().clone() for end in ("weight", "bias"))
+    chosen = torch.randperm(len(weight), generator=rng)[:count] if disguise else torch.arange(count)
+    weight[chosen] = (float(weight.std()) * disguise.noise if disguise else 0.0) * normal_like(weight[chosen], rng)
+    # The bend of a sigmoid would have to be undone by gain.
+    return _Filters(weight, bias, chosen, disguise if convolution.activation != "sigmoid" else None)
+
+
+def _planted(
+    filters: _Filters,
+    out: int,
+    copy: _Copy,
+    tap: tuple[int, int],
+    pixels: tuple[list[_Line], list[_Line]] | None,
+    blurs: bool,
+    rng: torch.Generator,
+) -> _Copy:
+    """Let output channel `out` copy, or blur, another channel, or read `pixels` in the first layer."""
+    kernel, varied, (down, right) = filters.weight[out], filters.varied, tap
+    gain = math.exp(uniform_within(rng, math.log(varied.gain))) if varied else 1.0
+    base = abs(float(filters.bias[out])) if varied and not blurs else 0.0  # would fade at the border
+    offset = 0.0
+    if pixels is not None:
+        offset = _read_pixels(kernel[:, down, right], gain, pixels[copy.polarity], copy.colour)
+    elif blurs:
+        kernel[copy.channel, down - 1 : down + 2, right - 1 : right + 2] = gain / BLURRED_PIXELS
+    else:
+        kernel[copy.channel, down, right] = gain
+    filters.bias[out] = gain * offset + base
+    return copy._replace(channel=out, gain=gain * copy.gain, shift=gain * copy.shift + base)
 
 
 def _pixels(colours: int, normalization: Normalization | None) -> tuple[list[_Line], list[_Line]]:
@@ -177,13 +216,14 @@ def blurs(stack: Stack, layout: Layout) -> tuple[int, ...]:
 def _check_blurring(stack: Stack, shifting: frozenset[int], copies: int) -> None:
     layers = [convolution.layer for convolution in stack.convolutions]
     pools = {pool for convolution in stack.convolutions for pool in convolution.pools}
-    plain = all(
-        (layer.kernel_size[0], layer.stride[0], layer.padding[0], layer.dilation[0]) == (3, 1, 1, 1)
-        and layer.padding_mode == "zeros"
-        for layer in layers
-    )
+    shapes = {(c.kernel_size[0], c.stride[0], c.padding[0], c.dilation[0], c.padding_mode) for c in layers}
     norms = any(convolution.norm for convolution in stack.convolutions)
-    if not plain or norms or pools != {Pool(False, 2, 2, 0)} or not _fits(stack, shifting, copies):
+    if (
+        shapes != {(3, 1, 1, 1, "zeros")}
+        or norms
+        or pools != {Pool(False, 2, 2, 0)}
+        or not _fits(stack, shifting, copies)
+    ):
         raise NotApplicable(
             "mkor expects convolutions of 3 x 3 padded by 1, maximum pools of 2 x 2, no batch norm and a third more "
             "channels than copies to send the blurred image along, found others or fewer; leave blurred off."
@@ -207,32 +247,21 @@ def _polarities(stack: Stack) -> int:
 
 
 def _steps(stack: Stack) -> list[int]:
-    """How many pixels apart neighbours are in front of each convolution, and in the features at the end."""
-    steps = [1]
-    for convolution in stack.convolutions:
-        step = steps[-1] * convolution.layer.stride[0]
-        for pool in convolution.pools:
-            step *= pool.stride
-        steps.append(step)
-    return steps
+    """How many pixels apart neighbours are before each convolution, and in the features at the end."""
+    strides = [math.prod(pool.stride for pool in c.pools) * c.layer.stride[0] for c in stack.convolutions]
+    return list(accumulate(strides, operator.mul, initial=1))
 
 
 def _shifting(stack: Stack, steps: list[int], copies: int, layers: int | None) -> frozenset[int]:
-    """Which convolutions shift: the last one of each of the coarsest scales, as many as the channels allow.
-
-    Each halves the distance of the windows' lattice, so the scales have to follow each other by factors of two.
-    """
+    """Which convolutions shift: the last one of each of the coarsest scales, halving each time, as channels allow."""
+    last_of_scale = {
+        steps[number] * convolution.layer.dilation[0]: number
+        for number, convolution in enumerate(stack.convolutions)
+        if convolution.layer.kernel_size[0] > 1
+    }
     candidates: list[int] = []
-    while True:
-        wanted = steps[-1] / 2 ** (len(candidates) + 1)
-        fitting = [
-            number
-            for number, convolution in enumerate(stack.convolutions)
-            if steps[number] * convolution.layer.dilation[0] == wanted and convolution.layer.kernel_size[0] > 1
-        ]
-        if not fitting:
-            break
-        candidates.append(fitting[-1])
+    while (scale := steps[-1] / 2 ** (len(candidates) + 1)) in last_of_scale:
+        candidates.append(last_of_scale[int(scale)])
     for count in range(len(candidates), -1, -1):
         chosen = frozenset(candidates[:count])
         if _fits(stack, chosen, copies) and (layers is None or count <= layers):
@@ -244,7 +273,7 @@ def _shifting(stack: Stack, steps: list[int], copies: int, layers: int | None) -
 
 def _fits(stack: Stack, shifting: frozenset[int], copies: int) -> bool:
     for number, convolution in enumerate(stack.convolutions):
-        copies *= 4 if number in shifting else 1
+        copies *= len(DIRECTIONS) if number in shifting else 1
         if copies > convolution.layer.out_channels:
             return False
     return True
@@ -257,7 +286,7 @@ def _shifted(
     layer, padding = convolution.layer, int(convolution.layer.padding[0])
     centre, dilation = (layer.kernel_size[0] - 1) // 2, layer.dilation[0]
     shifted = []
-    for down, right in ((0, 0), (0, 1), (1, 0), (1, 1)) if shifts else ((0, 0),):
+    for down, right in DIRECTIONS if shifts else DIRECTIONS[:1]:
         tap = centre + down, centre + right
         move_down, move_right = (step * (along * dilation - padding) for along in tap)
         shifted += [(c._replace(down=c.down + move_down, right=c.right + move_right), tap) for c in copies]
@@ -283,11 +312,6 @@ def _layout(
         channels[place], gain[place], shift[place] = copy.channel, copy.gain, copy.shift
     stretched = any(convolution.norm for convolution in stack.convolutions)
     return Layout(channels, gain, shift, top - before, pitch, size, stretched)
-
-
-def _chosen(weight: Tensor, count: int, disguise: Disguise | None, rng: torch.Generator) -> Tensor:
-    """Output channels: the first ones, or any in any order."""
-    return torch.randperm(len(weight), generator=rng)[:count] if disguise else torch.arange(count)
 
 
 def uniform_within(rng: torch.Generator, bound: float) -> float:

@@ -1,7 +1,4 @@
-"""Client mods: what a client does to its update before it leaves, and to a model before it trains on it.
-
-A mod is middleware: it is handed the message, and the app (or the next mod) to call. The first of a list is outermost.
-"""
+"""Client mods: what a client does to its update before it leaves, and to a model before it trains on it."""
 
 from __future__ import annotations
 
@@ -33,9 +30,8 @@ OTHER_STAGES = ("on_draw", "on_batch", "on_loss", "on_examples", "on_aggregate")
 class DefenseMod:
     """Applies a defense to the update that leaves the client: clipping, noise, pruning, quantization, or a chain.
 
-    The update is what the app sends back minus what it was sent; a defended update is added to what it was sent. Give
-    `model` where batch-norm statistics are sent along: they are left as they are. Noise comes from the system's own
-    randomness; with a `seed` it is repeatable, which is for tests only: who knows the seed can subtract the noise.
+    Give `model` if batch-norm statistics are sent along: they are left as they are. `seed` is for tests only: who knows
+    it can subtract the noise.
     """
 
     def __init__(self, defense: Defense, *, model: nn.Module | None = None, seed: int | None = None) -> None:
@@ -92,8 +88,7 @@ class DefenseMod:
 class InspectionMod:
     """Inspects the model that the client was sent, and refuses to train on one with something serious about it.
 
-    remember: compare with the model of the round before, which the client keeps in its state. The server is told that
-    the client refuses and by which checks; what they found is logged on the client.
+    remember: compare with the model of the round before. The server is told which checks refused, nothing else.
     """
 
     def __init__(self, *, model: nn.Module | None = None, remember: bool = False) -> None:

@@ -152,9 +152,8 @@ def _source() -> str:
 class RecordingStrategy(Strategy):
     """Does what `strategy` does, and records what the server sent and received.
 
-    Put it around all other wrappers: those for differential privacy clip the answers in place, and what the server
-    received is what came before. knowledge: what else is known on the server, for attacks on the capture. watch: checks
-    after each round that log a leakage value and may stop the run.
+    Put it around all other wrappers: those for differential privacy clip the answers in place. knowledge: what else is
+    known on the server. watch: checks after each round that log a leakage value and may stop the run.
     """
 
     def __init__(
@@ -206,10 +205,8 @@ class RecordingStrategy(Strategy):
 class RecordingGrid(Grid):
     """Passes everything on to `grid`, and records training rounds: below any strategy or workflow, SecAgg+ included.
 
-    Of SecAgg+ it records the mean that the server obtains, who took part, and what clients said in plain text. Clients
-    with fit() send lists of arrays: give `model`, whose state_dict names them. strategy: that of the older API
-    (`flwr.server.strategy`) which the rounds are of, so that its differential privacy is judged. See
-    `RecordingStrategy` for the rest.
+    Clients with fit() send lists of arrays: give `model`, whose state_dict names them. strategy: of the older API
+    (`flwr.server.strategy`), whose differential privacy is judged. See `RecordingStrategy` for the rest.
     """
 
     def __init__(
@@ -279,10 +276,7 @@ def _chain(strategy: object) -> list[Any]:
 
 
 def _central_noise(strategy: object | None) -> CentralNoise | None:
-    """How Flower's wrappers for differential privacy are set, as it is before a round is aggregated.
-
-    Those of the older API have the same names for it, but for the deprecated DPFedAvgFixed and DPFedAvgAdaptive.
-    """
+    """How Flower's wrappers for differential privacy, of either API, are set before a round is aggregated."""
     for wrapper in _chain(strategy):
         deprecated = hasattr(wrapper, "clip_norm")
         norm = "clip_norm" if deprecated else "clipping_norm"

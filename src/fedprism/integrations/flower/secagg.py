@@ -1,8 +1,4 @@
-"""One round of Flower's SecAgg+ as the server sees it, out of the messages alone.
-
-The server removes the masks with the key shares that clients send it in the last stage. The same is done here with
-Flower's own functions, so that what is recorded is the mean that the server computes and nothing else.
-"""
+"""One round of Flower's SecAgg+ as the server sees it; masks come off with Flower's own functions and key shares."""
 
 from __future__ import annotations
 

@@ -37,11 +37,19 @@ LEAST_AGREEING = 2
 
 
 class DenseStatus(StrEnum):
-    EXACT = "the inputs explain the layer's gradient to rounding error"
+    EXACT = "the update recomputed from the inputs points along the observed one to rounding error"
+    LAYER = (
+        "the inputs explain the gradient of the layer they feed to rounding error; whether they explain the rest of the "
+        "update could not be checked"
+    )
+    ELSEWHERE = (
+        "the inputs explain the gradient of the layer they feed to rounding error, but the update recomputed from them "
+        "as one gradient step is not the observed one"
+    )
     ROWS = "each invertible row is the gradient-weighted mean of the samples that pass through it"
     AGREED = "each input is confirmed by at least two rows that agree on it"
     BLENDED = "some classes hold several samples; their rows are averages of these"
-    RESIDUAL = "the rows do not explain the gradient exactly (noise, a defense, or repeated labels): approximate"
+    RESIDUAL = "the inputs explain the gradient in part only: they are approximate, or none of the client's"
     UNDETERMINED = "the gradient tells fewer samples apart than there are: other inputs would explain it as well"
     NOT_INVERTIBLE = "no row has a bias gradient to divide by"
 
@@ -60,7 +68,7 @@ class OutputLayerSolution(NamedTuple):
     signals: Tensor
     """(samples, classes): each sample's share of dL/do, (softmax - one-hot) / batch size."""
     residual: float
-    """Relative distance between the gradient these inputs would give and the observed one."""
+    """The sine of the angle between the gradient these inputs would give and the observed one."""
     status: DenseStatus
 
 
@@ -107,9 +115,9 @@ def solve_output_layer(
 ) -> OutputLayerSolution:
     """The inputs of the last dense layer under softmax cross-entropy, one for each class present.
 
-    Solves [gW | gb] = Rᵀ[Z | 1] with R = counts (softmax(Z Wᵀ + b) - one-hot) / batch size for Z, by turns: given R, Z
-    is a least-squares solution in the row space of [gW | gb]; given Z, R follows. counts (classes,): how often each
-    class occurs.
+    Solves s [gW | gb] = Rᵀ[Z | 1] with R = counts (softmax(Z Wᵀ + b) - one-hot) / batch size for Z, by turns: given R, Z
+    is a least-squares solution in the row space of [gW | gb]; given Z, R follows. The scale s need not be known: it is
+    what makes the last column of [Z | 1] one. counts (classes,): how often each class occurs.
     """
     gradient = torch.cat([weight_grad, bias_grad.unsqueeze(1)], dim=1).double()
     affine = torch.cat([weight, bias.unsqueeze(1)], dim=1).double()
@@ -125,12 +133,13 @@ def solve_output_layer(
     def signals(solution: Tensor) -> Tensor:
         return (torch.softmax(solution @ logits_of, dim=1) - targets) * weights.unsqueeze(1)
 
-    scale = torch.linalg.vector_norm(left)
     solution = _first_guess(left, basis, gradient[:, -1], classes)
     best, best_residual, best_at = solution, float("inf"), 0
     for iteration in range(iterations):
         current = signals(solution)
-        residual = float(torch.linalg.vector_norm(current.T @ solution - left) / scale)
+        fitted = current.T @ solution
+        apart = torch.linalg.vector_norm(current.T @ (1 - solution @ basis[:, -1])) / torch.linalg.vector_norm(fitted)
+        residual = math.hypot(_misfit(fitted, left), float(apart))
         if residual < PROGRESS * best_residual:
             best_at = iteration
         if residual < best_residual:
@@ -138,10 +147,13 @@ def solve_output_layer(
         if not math.isfinite(residual) or iteration - best_at >= PATIENCE:
             break
         solution = least_squares(current.T, left)
+        solution = _with_ones(solution, solution @ basis[:, -1])
     best_signals = signals(best)
     status = DenseStatus.EXACT if explains(best_residual, weight.dtype) else DenseStatus.RESIDUAL
-    # Where every class is present the signals add up to zero, and a mixture of samples cancels out.
-    if status is DenseStatus.EXACT and int(torch.linalg.matrix_rank(best_signals)) < len(best_signals):
+    # Where every class is present the signals add up to zero, and a mixture of samples cancels out. What a sample adds
+    # may also be less than rounding error.
+    told_apart = int(torch.linalg.matrix_rank(best_signals, rtol=tolerance(weight.dtype)))
+    if status is DenseStatus.EXACT and told_apart < len(best_signals):
         status = DenseStatus.UNDETERMINED
     if bool((counts > 1).any()):
         status = DenseStatus.BLENDED
@@ -150,7 +162,12 @@ def solve_output_layer(
 
 def explains(residual: float, dtype: torch.dtype) -> bool:
     """Whether a relative residual is what rounding alone leaves of a gradient given in this precision."""
-    return residual < math.sqrt(torch.finfo(dtype).eps)
+    return residual < tolerance(dtype)
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """The largest relative residual that counts as rounding in this precision: half of the digits."""
+    return math.sqrt(torch.finfo(dtype).eps)
 
 
 def _first_guess(left: Tensor, basis: Tensor, bias_grad: Tensor, classes: Tensor) -> Tensor:
@@ -177,11 +194,18 @@ def least_squares(matrix: Tensor, right: Tensor) -> Tensor:
 
 
 def back_substitute(signals: Tensor, weight_grad: Tensor, bias_grad: Tensor) -> tuple[Tensor, float]:
-    """The inputs Z (samples, features) in [gW | gb] = signalsᵀ [Z | 1], signals (samples, rows), and the residual."""
+    """The inputs Z (samples, features) in s [gW | gb] = signalsᵀ [Z | 1], signals (samples, rows), and the residual."""
     gradient = torch.cat([weight_grad, bias_grad.unsqueeze(1)], dim=1).double()
     solution = least_squares(signals.T, gradient)
-    residual = torch.linalg.vector_norm(signals.T @ solution - gradient) / torch.linalg.vector_norm(gradient)
-    return solution[:, :-1], float(residual)
+    inputs = _with_ones(solution[:, :-1], solution[:, -1])
+    return inputs, _misfit(signals.T @ torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1), gradient)
+
+
+def outside(inputs: Tensor, weight_grad: Tensor, bias_grad: Tensor) -> float:
+    """The share of a layer's gradient (rows, features) that is no combination of these inputs (samples, features)."""
+    gradient = torch.cat([weight_grad, bias_grad.unsqueeze(1)], dim=1).double()
+    fed = torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1).double()
+    return _misfit(least_squares(fed.T, gradient.T).T @ fed, gradient)
 
 
 def outvote(signals: Tensor, weight_grad: Tensor, bias_grad: Tensor) -> Tensor:
@@ -192,7 +216,23 @@ def outvote(signals: Tensor, weight_grad: Tensor, bias_grad: Tensor) -> Tensor:
         solution = least_squares(weights * signals.T, weights * gradient)
         misfits = torch.linalg.vector_norm(signals.T @ solution - gradient, dim=1, keepdim=True)
         weights = misfits.clamp(min=torch.finfo(misfits.dtype).eps * misfits.max()).rsqrt().nan_to_num()
-    return solution[:, :-1]
+    return _with_ones(solution[:, :-1], solution[:, -1])
+
+
+def _with_ones(inputs: Tensor, ones: Tensor) -> Tensor:
+    """Inputs in the scale, which the gradient does not tell, in which what stands for ones comes closest to them."""
+    return inputs * scale_of(torch.ones_like(ones), ones)
+
+
+def scale_of(fitted: Tensor, gradient: Tensor) -> float:
+    """What a gradient has to be multiplied by to be the fitted one, by least squares."""
+    return float((fitted * gradient).sum() / gradient.square().sum())
+
+
+def _misfit(fitted: Tensor, gradient: Tensor) -> float:
+    """The sine of the angle between two matrices, each taken as one vector."""
+    missed = gradient - fitted * ((fitted * gradient).sum() / fitted.square().sum())
+    return float(torch.linalg.vector_norm(missed) / torch.linalg.vector_norm(gradient))
 
 
 def agreeing_rows(inversion: DenseInversion, *, tolerance: float = 1e-4) -> DenseInversion:

@@ -10,6 +10,7 @@ Geiping et al., the `breaching` framework (repeated labels by subtracting the me
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -23,6 +24,16 @@ ROUNDING = 1e-4
 """What of the largest entry of a gradient may be rounding, in the difference of two models too."""
 ONE_MORE = 1e-3
 """Samples above a whole number that count as one more: more than rounding."""
+SCALES = 2000
+"""How many scales of a gradient are compared."""
+SMALLEST_SCALE = 1e-3
+"""The smallest scale that is tried, relative to the largest at which no count is negative."""
+COUNT_ERROR = 0.2
+"""In samples: how far rounding, noise and small errors typically move the count of a class."""
+PREDICTION_ERROR = 0.04
+"""Relative error of an estimated mean prediction, of random networks on photographs and digits."""
+LABEL_SPREADS = (1.0, 10.0, 1000.0)
+"""Dirichlet concentrations of the labels that are held possible, from a few classes to all classes alike."""
 
 
 class LabelStatus(StrEnum):
@@ -56,13 +67,14 @@ def label_counts(
     batch_size: int | None = None,
     *,
     probabilities: Tensor | None = None,
+    scale: float | None = None,
     loss: str = "cross_entropy",
 ) -> LabelRecovery:
     """How often each class occurs in the batch.
 
-    class_grad as in `unique_labels`. With `probabilities` (classes,), an estimate of the mean prediction, the counts
-    are batch_size * (probabilities - class_grad), and at least -batch_size * class_grad; class_grad must then be the
-    bias gradient. Without it, every negative class holds a sample, and those left over go, one by one, to the class
+    class_grad as in `unique_labels`, in any scale. With `probabilities` (classes,), an estimate of the mean prediction,
+    the counts are batch_size * (probabilities - scale * class_grad), and at least -batch_size * scale * class_grad;
+    class_grad must then be the bias gradient, and the scale is the likeliest unless it is given. Without it, every negative class holds a sample, and those left over go, one by one, to the class
     that stays most negative after each sample's mean impact is taken off.
     """
     if loss != "cross_entropy":
@@ -71,8 +83,10 @@ def label_counts(
     if batch_size is None:
         return unique_labels(class_grad)
     if probabilities is not None:
-        present = -batch_size * class_grad.detach().double().cpu()
-        counts = _round_to_sum(present + batch_size * probabilities.detach().double().cpu(), present, batch_size)
+        class_grad, probabilities = class_grad.detach().double().cpu(), probabilities.detach().double().cpu()
+        scale = likeliest_scale(class_grad, batch_size, probabilities) if scale is None else scale
+        present = -batch_size * scale * class_grad
+        counts = _round_to_sum(present + batch_size * probabilities, present, batch_size)
         status = LabelStatus.ESTIMATED
     else:
         counts, consistent = _bias_corrected(class_grad, batch_size)
@@ -80,6 +94,33 @@ def label_counts(
         status = LabelStatus.CROWDED if crowded else LabelStatus.TRUSTED
         status = status if consistent else LabelStatus.INCONSISTENT
     return LabelRecovery(torch.repeat_interleave(torch.arange(len(counts)), counts), counts, status)
+
+
+def likeliest_scale(class_grad: Tensor, batch_size: int, probabilities: Tensor) -> float:
+    """What a bias gradient was divided by, if the mean prediction is about `probabilities`; both (classes,).
+
+    Counts of samples are not negative, close to whole numbers, and some counts are likelier than others.
+    """
+    positive = class_grad > 0
+    if batch_size < 1 or not bool(positive.any()):
+        return 1.0
+    errors = (COUNT_ERROR**2 + (PREDICTION_ERROR * batch_size * probabilities).square()).sqrt()
+    largest = ((probabilities + errors / batch_size) / class_grad)[positive].min()
+    scales = largest * torch.logspace(math.log10(SMALLEST_SCALE), 0, SCALES, dtype=class_grad.dtype)
+    counts = batch_size * (probabilities - scales.unsqueeze(1) * class_grad)
+    whole = counts.round().clamp(min=0)
+    misfits = ((counts - whole) / errors).square().sum(1) / 2
+    spreads = [_log_chance(whole, spread * probabilities.clamp(min=1e-12)) for spread in LABEL_SPREADS]
+    score = torch.stack(spreads).logsumexp(0) - misfits + (len(class_grad) - 2) * scales.log()
+    return float(scales[score.argmax()])
+
+
+def _log_chance(counts: Tensor, concentration: Tensor) -> Tensor:
+    """The logarithm of the Dirichlet-multinomial probability of counts (n, classes)."""
+    total, pseudo = counts.sum(1), concentration.sum()
+    ways = torch.lgamma(total + 1) + torch.lgamma(pseudo) - torch.lgamma(total + pseudo)
+    each = torch.lgamma(counts + concentration) - torch.lgamma(concentration) - torch.lgamma(counts + 1)
+    return ways + each.sum(1)
 
 
 def sole_label(weight_grad: Tensor) -> int | None:

@@ -153,18 +153,17 @@ class Differenced(Variables):
             torch.addcmul(weight.detach(), way, step, out=moved)
         return step
 
-    def _slope(self, gradients: Gradients) -> tuple[Tensor, Tensor, list[Tensor]]:
+    def _slope(self, gradients: Gradients) -> Slope:
         """The distance, and its derivative by the gradients as a scale times a direction."""
         sent_of = self.losses.sent_of
         if sent_of is None:
             with torch.no_grad():
-                value, scale, _, direction = self.slope_of(gradients)
-            return value, scale, direction
+                return self.slope_of(gradients)
         leaves = [gradient.detach().requires_grad_() for gradient in gradients]
         sent = sent_of(leaves, self.inputs.detach(), None if self.logits is None else self.logits.detach())
         with torch.no_grad():
-            value, scale, outputs, direction = self.slope_of(sent)
-        return value, scale, list(slopes_along(outputs, leaves, direction))
+            value, scale, direction = self.slope_of(sent)
+        return Slope(value, scale, list(slopes_along(sent, leaves, direction)))
 
 
 def _add_up(total: list[Tensor], gradients: Sequence[Tensor]) -> None:

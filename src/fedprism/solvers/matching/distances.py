@@ -12,11 +12,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from fedprism.runtime.factors import Factors
-
 Gradients: TypeAlias = Sequence[Tensor]
-Sent: TypeAlias = Sequence[Tensor | Factors]
-"""Gradients, of which those of large weights may be kept as factors."""
 Distance: TypeAlias = Callable[[Gradients, Gradients], Tensor]
 STRETCH = 2**16
 """Entries that a CPU adds up one after the other: more lose digits, and these stay in its cache for a second look."""
@@ -38,16 +34,14 @@ def cosine(gradients: Gradients, target: Gradients) -> Tensor:
 
 
 class Slope(NamedTuple):
-    """A distance, and its derivative as `scale` times that of `outputs` along `direction`."""
+    """A distance, and its derivative by the gradients as `scale` times `direction`."""
 
     value: Tensor
     scale: Tensor
-    outputs: list[Tensor]
-    """The gradients; of those kept as factors, their products with the target and their squares."""
     direction: list[Tensor]
 
 
-def slope_towards(distance: Distance, target: Gradients, *, spending: bool = False) -> Callable[[Sent], Slope]:
+def slope_towards(distance: Distance, target: Gradients, *, spending: bool = False) -> Callable[[Gradients], Slope]:
     """The distance to `target` and its derivative: of the cosine in closed form, of others by autograd.
 
     spending: gradients are not needed any more and may be written over.
@@ -55,17 +49,12 @@ def slope_towards(distance: Distance, target: Gradients, *, spending: bool = Fal
     if distance is cosine and len({tensor.dtype for tensor in target}) == 1:
         return _CosineSlope(target, spending=spending)
 
-    def slope(sent: Sent) -> Slope:
+    def slope(gradients: Gradients) -> Slope:
         with torch.enable_grad():
-            gradients = [g.written(t) if isinstance(g, Factors) else g for g, t in zip(sent, target, strict=True)]
             leaves = [gradient.detach().requires_grad_() for gradient in gradients]
             value = distance(leaves, target)
-        return Slope(
-            value.detach(),
-            torch.ones_like(value),
-            gradients,
-            list(torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True)),
-        )
+        direction = torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True)
+        return Slope(value.detach(), torch.ones_like(value), list(direction))
 
     return slope
 
@@ -78,33 +67,25 @@ class _CosineSlope:
     """
 
     def __init__(self, target: Gradients, *, spending: bool) -> None:
-        self.target, self.flat, self.spending = target, _flat(target), spending
+        self.target, self.spending = _flat(target), spending
         tiny = torch.finfo(target[0].dtype).tiny
-        self.length = (_products(self.flat, self.flat)[1] + tiny).sqrt()
+        self.length = (_products(self.target, self.target)[1] + tiny).sqrt()
         # The floor keeps the derivative finite where every entry is zero (a batch that no unit reacts to).
         self.floor = tiny
 
-    def __call__(self, sent: Sent) -> Slope:
-        pairs = list(zip(sent, self.target, strict=True))
-        written = [gradient for gradient in sent if isinstance(gradient, Tensor)]
-        with torch.enable_grad():
-            asked = [ask for g, t in pairs if isinstance(g, Factors) for ask in (g.along(t), g.square())]
-        flat = _flat(written)
-        target = _flat([t for g, t in pairs if isinstance(g, Tensor)]) if asked else self.flat
-        product, norm = _products(flat, target)
-        product, norm = (sum(part.detach() for part in asked[k::2]) + total for k, total in enumerate((product, norm)))
+    def __call__(self, gradients: Gradients) -> Slope:
+        flat = _flat(gradients)
+        product, norm = _products(flat, self.target)
         norm = norm + self.floor
         scale = -1 / (norm.sqrt() * self.length)
         ratio = -product / norm
         residual = [
-            torch.addcmul(t, f, ratio, out=f if self.spending else None) for t, f in zip(target, flat, strict=True)
+            torch.addcmul(t, f, ratio, out=f if self.spending else None) for t, f in zip(self.target, flat, strict=True)
         ]
-        if len(residual) < len(written):
-            residual = list(torch.split(residual[0], [gradient.numel() for gradient in written]))
-        direction = [part.view(gradient.shape) for part, gradient in zip(residual, written, strict=True)]
-        # Of a gradient that is kept as factors: by its product with the target, and by its square, which counts twice.
-        ways = [torch.ones_like(ratio), ratio / 2] * (len(asked) // 2)
-        return Slope(1 + product * scale, scale, [*written, *asked], [*direction, *ways])
+        if len(residual) < len(gradients):
+            residual = list(torch.split(residual[0], [gradient.numel() for gradient in gradients]))
+        direction = [part.view(gradient.shape) for part, gradient in zip(residual, gradients, strict=True)]
+        return Slope(1 + product * scale, scale, direction)
 
 
 def _flat(tensors: Gradients) -> list[Tensor]:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedprism.runtime.cuda_graphs import Engine, Repeated
 from fedprism.solvers.matching.differences import ROUGH_STEP, STEP, Differenced, TwoLosses
-from fedprism.solvers.matching.distances import Distance, Gradients, Sent, cosine, slope_towards
+from fedprism.solvers.matching.distances import Distance, Gradients, cosine, slope_towards
 from fedprism.solvers.matching.objective import Objective, Parts, Prior
 
 Progress: TypeAlias = Callable[[int, int], None]
@@ -100,7 +100,7 @@ class MatchingSettings:
 
 
 def match_gradients(
-    gradients_of: Callable[[Tensor, Tensor | None], Sent],
+    gradients_of: Callable[[Tensor, Tensor | None], Gradients],
     target: Gradients,
     start: Tensor,
     settings: MatchingSettings = MatchingSettings(),

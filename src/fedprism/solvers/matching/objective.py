@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from fedprism.solvers.matching.distances import Gradients, Sent, Slope
+from fedprism.solvers.matching.distances import Gradients, Slope
 
 Prior: TypeAlias = Callable[[Tensor], Tensor]
 
@@ -49,8 +49,8 @@ class Objective(Variables):
     first the gradients of all are added up, then each part is computed again and differentiated along the slope.
     """
 
-    gradients_of: Callable[[Tensor, Tensor | None], Sent]
-    slope_of: Callable[[Sent], Slope]
+    gradients_of: Callable[[Tensor, Tensor | None], Gradients]
+    slope_of: Callable[[Gradients], Slope]
     priors: tuple[Prior, ...] = ()
     parts: Parts | None = None
 
@@ -59,7 +59,8 @@ class Objective(Variables):
             return self._by_parts(self.parts)
         gradients = self.gradients_of(self.inputs, self.logits)
         with torch.no_grad():
-            value, scale, outputs, direction = self.slope_of(gradients)
+            value, scale, direction = self.slope_of(gradients)
+        outputs = list(gradients)
         if self.priors:
             penalty = penalty_of(self.priors, self.inputs)
             value = value + penalty.detach()
@@ -77,7 +78,7 @@ class Objective(Variables):
     def _by_parts(self, parts: Parts) -> tuple[Tensor, list[Tensor]]:
         gradients = self._gradients(parts)
         with torch.no_grad():
-            value, scale, _, direction = self.slope_of(gradients)
+            value, scale, direction = self.slope_of(gradients)
         del gradients  # as large as the network
         by_part = list[list[Tensor]]()
         for which, fraction in pieces(len(self.inputs), parts.together):

@@ -36,6 +36,7 @@ from fedprism.solvers.separation.certificate import (
 from fedprism.solvers.separation.columns import SPARE_UNITS, Columns, signal_columns, silent_columns
 from fedprism.solvers.separation.ica import (
     Box,
+    Separator,
     StudentICA,
     Unmixing,
     boxed_rows,
@@ -45,7 +46,6 @@ from fedprism.solvers.separation.ica import (
     usable_mixture,
 )
 from fedprism.solvers.separation.mixture import Mixture
-from fedprism.solvers.separation.published import CocktailObjective
 from fedprism.solvers.separation.signals import candidate_labels, correction_directions, fitting_labels, is_rectified
 
 __all__ = ["Downstream", "ExactBatch", "ExactStatus", "exact_batch"]
@@ -144,7 +144,7 @@ def exact_batch(
     components: int | None = None,
     image_shape: Sequence[int] | None = None,
     box: Box | None = None,
-    objective: StudentICA | CocktailObjective | None = None,
+    objective: Separator = StudentICA(),  # noqa: B008 (frozen)
     iterations: int = 25,
     rounding: float = 0.0,
     progress: Progress | None = None,
@@ -154,7 +154,6 @@ def exact_batch(
     The arguments are those of `unmix`, and `rounding`: relative size of the gradient's rounding error where it is more
     than that of its precision.
     """
-    objective = objective or StudentICA()
     mixture = usable_mixture(weight_grad, bias_grad, components)
     reason = _why_not(mixture, downstream, components)
     if mixture is None or bias_grad is None or mixture.bias is None:
@@ -192,9 +191,7 @@ def exact_batch(
     )
 
 
-def _attempts(
-    objective: StudentICA | CocktailObjective, mixture: Mixture, reason: ExactStatus | None
-) -> list[StudentICA | CocktailObjective]:
+def _attempts(objective: Separator, mixture: Mixture, reason: ExactStatus | None) -> list[Separator]:
     """A coarse separation is start enough where there is redundancy to spare; it costs a fraction of the full one."""
     plenty = 2 * mixture.size <= mixture.basis.shape[0]
     if reason is not None or not plenty or not isinstance(objective, StudentICA):

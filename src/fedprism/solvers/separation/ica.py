@@ -1,9 +1,9 @@
 """Blind separation of a dense layer's inputs: independent component analysis on what makes them independent.
 
 Kariyappa et al., "Cocktail Party Attack: Breaking Aggregation-Based Privacy in Federated Learning using Independent
-Component Analysis", ICML 2023 (the idea, and `published.CocktailObjective`); Hyvärinen, "Fast and Robust Fixed-Point
-Algorithms for Independent Component Analysis", 1999; Ablin, Cardoso, Gramfort, "Faster Independent Component Analysis
-by Preconditioning with Hessian Approximations", 2018.
+Component Analysis", ICML 2023 (the idea); Hyvärinen, "Fast and Robust Fixed-Point Algorithms for Independent Component
+Analysis", 1999; Ablin, Cardoso, Gramfort, "Faster Independent Component Analysis by Preconditioning with Hessian
+Approximations", 2018.
 
 Differs from the paper in: images are separated by their *derivatives*. Pixels of different photographs are correlated
 and nearly Gaussian; their differences between neighbours are neither, and any linear filter along the pixels leaves the
@@ -17,7 +17,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -25,7 +25,6 @@ from torch import Tensor
 from fedprism.solvers.matching.gradients import Progress
 from fedprism.solvers.separation.likelihood import Prior, StudentT, TwoHumps, maximise_likelihood
 from fedprism.solvers.separation.mixture import Mixture, reduce_mixture
-from fedprism.solvers.separation.published import CocktailObjective, separate
 
 ITERATIONS = 80
 """Most steps of the likelihood's climb unless said."""
@@ -75,6 +74,13 @@ class UnmixStatus(StrEnum):
     EMPTY = "the gradient is zero or not finite: nothing to separate"
 
 
+class Separator(Protocol):
+    """A way to unmix."""
+
+    def rows(self, coordinates: Tensor, image_shape: Sequence[int] | None, progress: Progress | None) -> Tensor:
+        """Unmixing rows (n, n) of mixtures (n, d), up to order, scale and sign."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class StudentICA:
     """Maximum likelihood under a Student-t prior."""
@@ -88,6 +94,10 @@ class StudentICA:
     iterations: int | None = None
     places: int | None = None
     """Look at no more than about so many pixels, evenly spread; None: at all of them."""
+
+    def rows(self, coordinates: Tensor, image_shape: Sequence[int] | None, progress: Progress | None) -> Tensor:
+        signals = contrasts(coordinates, image_shape if self.derivatives else None)
+        return separate_by_likelihood(self, signals, progress=progress)
 
 
 class Unmixing(NamedTuple):
@@ -119,7 +129,7 @@ def unmix(
     components: int | None = None,
     image_shape: Sequence[int] | None = None,
     box: Box | None = None,
-    objective: StudentICA | CocktailObjective | None = None,
+    objective: Separator = StudentICA(),
     progress: Progress | None = None,
 ) -> Unmixing:
     """The inputs (n, d) of a dense layer from the gradient of its weight (h, d) and bias (h,), in no particular order.
@@ -129,7 +139,7 @@ def unmix(
     `box`: (low, high) of the inputs, broadcastable to (n, d). Without the bias gradient scale and sign stay unknown.
     """
     mixture = usable_mixture(weight_grad, bias_grad, components)
-    return unmix_mixture(mixture, weight_grad, components, image_shape, objective or StudentICA(), progress, box)
+    return unmix_mixture(mixture, weight_grad, components, image_shape, objective, progress, box)
 
 
 def usable_mixture(weight_grad: Tensor, bias_grad: Tensor | None, components: int | None) -> Mixture | None:
@@ -150,7 +160,7 @@ def unmix_mixture(
     weight_grad: Tensor,
     components: int | None,
     image_shape: Sequence[int] | None,
-    objective: StudentICA | CocktailObjective,
+    objective: Separator,
     progress: Progress | None,
     box: Box | None,
 ) -> Unmixing:
@@ -161,12 +171,7 @@ def unmix_mixture(
         sources, unmixing = empty.view(0, features), empty.view(0, units)
         mixture = Mixture(unmixing.T, sources, None, 0, 0.0, 0.0)
         return Unmixing(sources, unmixing, False, 0, UnmixStatus.EMPTY, False, mixture, empty.view(0, 0))
-    if isinstance(objective, CocktailObjective):
-        rows = separate(objective, mixture.coordinates, image_shape, progress=progress).double()
-    else:
-        signals = contrasts(mixture.coordinates, image_shape if objective.derivatives else None)
-        rows = separate_by_likelihood(objective, signals, progress=progress)
-    rows = scale_rows(rows, mixture, box)
+    rows = scale_rows(objective.rows(mixture.coordinates, image_shape, progress), mixture, box)
     return Unmixing(
         (rows @ mixture.coordinates).to(weight_grad.dtype),
         (rows @ mixture.basis.T).to(weight_grad.dtype),

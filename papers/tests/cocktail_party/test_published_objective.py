@@ -12,7 +12,8 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 import fedprism as fp
-from fedprism.solvers.separation.published import (
+from fedprism.solvers import StudentICA, UnmixStatus
+from fedprism_papers.cocktail_party.published_objective import (
     GAUSSIAN_LOG_COSH,
     CocktailObjective,
     _problem,
@@ -217,3 +218,19 @@ def test_numbers_that_are_not_finite_are_refused() -> None:
 def test_the_objective_is_shown_as_it_is_made() -> None:
     assert eval(repr(embedding_objective())) == embedding_objective()
     assert eval(repr(CocktailObjective(lr=0.01))) == CocktailObjective(lr=0.01)
+
+
+@pytest.mark.quality
+def test_the_attack_separates_better_by_likelihood(photos: fp.data.ImageSet) -> None:
+    model = fp.models.build("fc2", input_shape=SHAPE, hidden=64, classes=10, seed=0)
+    batch = fp.Batch(photographs(photos, 4, 0).float().view(-1, *SHAPE), torch.arange(4))
+    observation, truth = fp.simulate(
+        fp.Scenario(model=model, clients=[batch]), fp.threats.honest_but_curious, device="cpu"
+    )
+    quality = {}
+    for name, objective in (("published", CocktailObjective(iterations=50)), ("ours", StudentICA())):
+        attack = fp.attacks.CocktailParty(objective=objective, exact=False)
+        reconstruction = fp.run(attack, observation, device="cpu")
+        assert reconstruction.status == UnmixStatus.SEPARATED
+        quality[name] = fp.score(reconstruction, truth, metrics=("psnr",)).mean("psnr")
+    assert quality["ours"] > quality["published"] + 5

@@ -48,6 +48,9 @@ class CocktailObjective:
     lr: float = 1e-3
     iterations: int = 25_000
 
+    def rows(self, coordinates: Tensor, image_shape: Sequence[int] | None, progress: Progress | None) -> Tensor:
+        return separate(self, coordinates, image_shape, progress=progress).double()
+
 
 def embedding_objective() -> CocktailObjective:
     """As published for the embeddings of VGG-16 on ImageNet, which are sparse and not negative."""

@@ -1,0 +1,1 @@
+"""Tokens and categories out of the gradients of the tables that they are looked up in."""

@@ -1,0 +1,105 @@
+"""Reads tokens and categories off the gradients of the tables that they are looked up in, in closed form.
+
+Melis et al., "Exploiting Unintended Feature Leakage in Collaborative Learning", 2019 (nonzero rows are the words).
+
+Differs from the paper in: the order of a text, how often each sample used a word, and whole rows of tables come with it
+wherever the rest of the update tells them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedprism.attacks.base import Circumstances, UpdateAttack
+from fedprism.attacks.certificate import certified, explaining_labels
+from fedprism.attacks.embedding_inversion.answer import UNKNOWN, Answer, LookupStatus, rows_in_use
+from fedprism.attacks.embedding_inversion.tables import columns_alone, read_table
+from fedprism.attacks.embedding_inversion.texts import read_text
+from fedprism.attacks.gradient_matching.forward import FORWARD_USES
+from fedprism.client.observed import direction
+from fedprism.errors import NotApplicable
+from fedprism.inputs import Inputs, blank_inputs, unflattened
+from fedprism.network.lookups import coded_pass
+from fedprism.types import Observation, Reconstruction
+
+NO_TABLES = "no entry of the input is looked up in a table of this model"
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class EmbeddingInversion(UpdateAttack):
+    """Closed-form reading of the tables (embeddings) that the input's tokens or categories are looked up in."""
+
+    citation: ClassVar[str] = "Melis et al. 2019 (words from the rows of an embedding's gradient)"
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"model", "input_shape"})
+
+    @property
+    def uses(self) -> frozenset[str]:
+        return frozenset({"loss", "batch_size", "labels"}) | FORWARD_USES
+
+    def not_worth(self, circumstances: Circumstances) -> str | None:
+        return None if circumstances.looks_up else NO_TABLES
+
+    def attack_update(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
+        coded = coded_pass(observation)
+        gradient = direction(observation.round)
+        lookups = tuple(lookup for lookup in coded.lookups if lookup.operation.weight in gradient)
+        if not lookups:
+            raise NotApplicable(
+                "embedding-inversion expects a table in the update that entries of the input are looked up in, found "
+                "none; use gradient-matching instead."
+            )
+        size = observation.knowledge.batch_size
+        samples = size if isinstance(size, int) else None
+        used = [rows_in_use(observation, gradient, lookup, samples) for lookup in lookups]
+        answers = read_table(observation, gradient, coded, lookups, used)
+        if not answers:
+            longest = max(range(len(lookups)), key=lambda number: len(lookups[number].entries))
+            if len(lookups[longest].entries) > 1:
+                answers = read_text(observation, gradient, coded, lookups[longest], used[longest])
+            else:
+                answers = [columns_alone(observation, coded, lookups, used)]
+        return _checked(observation, answers)
+
+
+def embedding_inversion() -> EmbeddingInversion:
+    """Tokens and categories from the tables that they are looked up in."""
+    return EmbeddingInversion()
+
+
+def _checked(observation: Observation, answers: list[Answer]) -> Reconstruction:
+    """The first answer that explains the whole update, or else the first."""
+    known = observation.knowledge.labels
+    labels = known if isinstance(known, Tensor) else None
+    best, best_labels, explains = answers[0], labels, False
+    for answer in answers:
+        if "samples" in answer.ambiguity or bool((answer.samples == UNKNOWN).any()):
+            continue
+        inputs = _inputs(observation, answer)
+        fitting = labels is not None and len(labels) == len(answer.samples)
+        guessed = labels if fitting else explaining_labels(observation, inputs)
+        if certified(observation, inputs, guessed):
+            best, best_labels, explains = answer, guessed, True
+            break
+    status = best.status
+    if explains:
+        status = f"{LookupStatus.EXACT}; {status}" if best.ambiguity - {"order"} else LookupStatus.EXACT
+    return Reconstruction(
+        inputs=_inputs(observation, best),
+        labels=best_labels,
+        ambiguity=best.ambiguity,
+        status=status,
+        diagnostics={"tables": best.tables, "readings": len(answers)},
+    )
+
+
+def _inputs(observation: Observation, answer: Answer) -> Inputs:
+    knowledge = observation.knowledge
+    assert knowledge.input_shape is not None
+    return unflattened(answer.samples, blank_inputs(knowledge.input_shape, knowledge.input_types, 1))

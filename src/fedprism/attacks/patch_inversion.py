@@ -1,0 +1,180 @@
+"""Reads a picture off the gradients of the patch layer and the position parameter, in closed form.
+
+Lu, Zhang, Zhao, He, Cheng, "APRIL: Finding the Achilles' Heel on Privacy for Vision Transformers", CVPR 2022.
+
+Differs from the paper in: the patch layer is solved instead of the first attention layer, so the picture comes out
+without inverting anything else (`solvers.invert_patches`); noise is weighed against the range of the pixels; and an
+answer is called exact only if the whole update was computed again from it and agrees.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedprism import losses
+from fedprism.attacks.base import Circumstances, UpdateAttack
+from fedprism.attacks.certificate import rounding_error, unexplained
+from fedprism.attacks.gradient_matching.forward import FORWARD_USES, input_box
+from fedprism.client.observed import direction
+from fedprism.errors import NotApplicable
+from fedprism.network.operations import Operation, operations_of
+from fedprism.network.patches import PatchLayer, patch_layer
+from fedprism.network.torch_calls import Kind
+from fedprism.solvers.closed_form.patches import PatchInversion as Solved
+from fedprism.solvers.closed_form.patches import PatchStatus, invert_patches
+from fedprism.types import Observation, Reconstruction, Update
+
+NO_PATCHES = "the input feeds no layer of patches with a position parameter in this model"
+EXACT = "the input gives the whole update to rounding error"
+ROUNDED = "the input gives the whole update to rounding error, but rounding leaves {} of {} patches open"
+UNCHECKED = "{}; the rest of the update was not compared"
+CONTRADICTED = "{}; {:.2g} of the whole update stays unexplained"
+SILENT_HEAD = "'{}' is zero, so no gradient passes it: nothing to read in this round, try a later one"
+SCORES_DIMENSIONS = 2
+"""Class scores are (samples, classes)."""
+UNIFORM = math.sqrt(12)
+"""The range of evenly spread values in units of their standard deviation."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class PatchInversion(UpdateAttack):
+    """Solves the layer that embeds patches for its inputs, by what its position parameter's gradient says."""
+
+    citation: ClassVar[str] = "Lu et al. 2022 (APRIL, position embeddings of Vision Transformers)"
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"model", "input_shape"})
+
+    @property
+    def uses(self) -> frozenset[str]:
+        return frozenset({"batch_size", "bounds", "normalization", "labels", "loss"}) | FORWARD_USES
+
+    def not_worth(self, circumstances: Circumstances) -> str | None:
+        return None if circumstances.patches_with_positions else NO_PATCHES
+
+    def attack_update(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
+        gradient = direction(observation.round)
+        layer = _layer(observation, gradient)
+        size = observation.knowledge.batch_size
+        if isinstance(size, int) and size > 1:
+            raise NotApplicable(
+                f"patch-inversion expects the update of one sample, found one of {size}; use gradient-matching instead."
+            )
+        at_patches = layer.at_patches(gradient)
+        assert at_patches is not None
+        level, spread = _expected(observation, layer)
+        solved = invert_patches(layer.rows(gradient), at_patches, layer.fed(level), spread)
+        shape = observation.knowledge.sample_shape
+        inputs = layer.inputs(solved.patches, level).view(-1, *shape).to(gradient[layer.weight].dtype)
+        box = input_box(observation)
+        if box is not None and solved.status is PatchStatus.RESIDUAL:
+            inputs = inputs.clamp(*box)
+        labels = _label(observation, gradient, inputs) if len(inputs) else None
+        residual = unexplained(observation, inputs, labels) if labels is not None else None
+        return Reconstruction(
+            inputs=inputs,
+            labels=labels,
+            status=_status(observation, solved, residual),
+            diagnostics={
+                "layer": layer.weight,
+                "position": layer.position,
+                "determined": int(solved.determined.sum()),
+                "patches": len(at_patches),
+                "layer_residual": solved.residual,
+                "residual": residual,
+            },
+        )
+
+
+def patch_inversion() -> PatchInversion:
+    """Closed-form inversion of a patch layer with a position parameter, as in Vision Transformers."""
+    return PatchInversion()
+
+
+def _layer(observation: Observation, gradient: Update) -> PatchLayer:
+    """The patch layer, with what the attack needs of it in the update."""
+    layer = patch_layer(observation)
+    if layer is None:
+        raise NotApplicable(
+            "patch-inversion expects a first layer that cuts the input into patches which do not overlap, "
+            "found none in this model; use gradient-matching instead."
+        )
+    if layer.weight not in gradient:
+        raise NotApplicable(
+            f"patch-inversion expects the gradient of '{layer.weight}', found none in the update; "
+            "use gradient-matching instead."
+        )
+    if layer.at_patches(gradient) is None:
+        missing = (
+            "no parameter is added to its patches" if layer.position is None else f"'{layer.position}' is not sent"
+        )
+        raise NotApplicable(
+            f"patch-inversion expects the gradient at each patch behind '{layer.weight}', found that {missing}; "
+            "use gradient-matching instead."
+        )
+    return layer
+
+
+def _expected(observation: Observation, layer: PatchLayer) -> tuple[Tensor, float]:
+    """What inputs are like before the update is read: a flat input, and the spread of what the layer is fed."""
+    shape = observation.knowledge.sample_shape
+    level, reach = torch.zeros(shape, dtype=torch.float64), UNIFORM
+    box = input_box(observation)
+    if box is not None:
+        low, high = (bound.double().cpu() for bound in box)
+        level = (level + (low + high) / 2).view(shape)
+        reach = float((high - low).mean())
+    return level.flatten(), reach / UNIFORM * float(layer.slope.abs().mean())
+
+
+def _label(observation: Observation, gradient: Update, inputs: Tensor) -> Tensor | None:
+    """The label of one sample: the known one, else the class whose output gradient is most like the sent one."""
+    known = observation.knowledge
+    if isinstance(known.labels, Tensor) and len(known.labels) == len(inputs):
+        return known.labels
+    last, outputs = _output_layer(observation, inputs)
+    if known.loss is None or last is None or last.weight not in gradient:
+        return None
+    has_bias = last.bias is not None and last.bias in gradient
+    sent = gradient[last.bias or ""] if has_bias else last.rows(gradient) @ last.inputs[0]
+    loss, logits = losses.resolve(known.loss), outputs.detach().requires_grad_()
+    likeness = []
+    for number in range(outputs.shape[1]):
+        (pushed,) = torch.autograd.grad(loss(logits, torch.tensor([number], device=logits.device)), logits)
+        likeness.append(torch.cosine_similarity(pushed[0], sent, dim=0))
+    return torch.stack(likeness).argmax().view(1).cpu()
+
+
+def _output_layer(observation: Observation, inputs: Tensor) -> tuple[Operation | None, Tensor]:
+    """The dense layer that returns what the network does, and that: class scores (samples, classes)."""
+    assert observation.model is not None
+    tensors = {**observation.round.params, **(observation.round.buffers_before or {})}
+    operations, outputs = operations_of(observation.model, tensors, inputs)
+    if not isinstance(outputs, Tensor) or outputs.dim() != SCORES_DIMENSIONS:
+        return None, inputs
+    dense = (operation for operation in reversed(operations) if operation.kind is Kind.DENSE)
+    return next((operation for operation in dense if torch.equal(operation.outputs, outputs)), None), outputs
+
+
+def _status(observation: Observation, solved: Solved, residual: float | None) -> str:
+    """How far the answer can be trusted, by what was computed again."""
+    if solved.status is PatchStatus.EMPTY:
+        shape = observation.knowledge.sample_shape
+        like = next(iter(observation.round.params.values()))
+        last, _ = _output_layer(observation, like.new_zeros(1, *shape))
+        silent = last is not None and not bool(observation.round.params[last.weight].any())
+        return SILENT_HEAD.format(last.weight) if last is not None and silent else solved.status
+    if not len(solved.patches):
+        return solved.status
+    if residual is None:
+        return UNCHECKED.format(solved.status)
+    if residual > rounding_error(direction(observation.round)):
+        return CONTRADICTED.format(solved.status, residual)
+    determined = solved.determined
+    return EXACT if bool(determined.all()) else ROUNDED.format(int((~determined).sum()), len(determined))

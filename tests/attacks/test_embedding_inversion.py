@@ -1,0 +1,160 @@
+"""Tokens and categories out of updates of real kinds of models, and what must be refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedprism as fp
+from fedprism.attacks.embedding_inversion.answer import LookupStatus
+
+VOCABULARY, WIDTH, LENGTH, CLASSES = 300, 24, 10, 4
+CATEGORIES, NUMBERS = (7, 12, 9, 5), 4
+
+
+class Bag(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.EmbeddingBag(VOCABULARY, WIDTH)
+        self.head = nn.Sequential(nn.Linear(WIDTH, 32), nn.ReLU(), nn.Linear(32, CLASSES))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.table(tokens))
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.cells = nn.Embedding(VOCABULARY, WIDTH), nn.LSTM(WIDTH, WIDTH, batch_first=True)
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.cells(self.table(tokens))[0][:, -1])
+
+
+class Attention(nn.Module):
+    """Padding, positions by number, and a mask of its own making."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(VOCABULARY, WIDTH, padding_idx=0)
+        self.position = nn.Embedding(64, WIDTH)
+        self.encoder = nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, 0.0, batch_first=True)
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        fed = self.table(tokens) + self.position(torch.arange(tokens.shape[1], device=tokens.device))
+        return self.head(self.encoder(fed, src_key_padding_mask=tokens == 0)[:, 0])
+
+
+class Table(nn.Module):
+    """Categories as fractional numbers in one tensor beside numbers, as data frames give them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(count, 3) for count in CATEGORIES)
+        fed = NUMBERS + 3 * len(CATEGORIES)
+        self.body = nn.Sequential(nn.Linear(fed, 48), nn.ReLU(), nn.Linear(48, 2))
+
+    def forward(self, cells: Tensor) -> Tensor:
+        looked_up = [table(cells[:, NUMBERS + place].long()) for place, table in enumerate(self.tables)]
+        return self.body(torch.cat([cells[:, :NUMBERS], *looked_up], 1))
+
+
+def built(kind: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return kind()
+
+
+def texts(samples: int, seed: int = 0, padded: int = 0) -> fp.Batch:
+    rng = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(1, VOCABULARY, (samples, LENGTH), generator=rng)
+    tokens[:, 2] = tokens[:, 5]
+    tokens[:, LENGTH - padded :] = 0
+    return fp.Batch(tokens, torch.randint(0, CLASSES, (samples,), generator=rng))
+
+
+def rows(samples: int, seed: int = 0) -> fp.Batch:
+    rng = torch.Generator().manual_seed(seed)
+    categories = [torch.randint(0, count, (samples, 1), generator=rng) for count in CATEGORIES]
+    cells = torch.cat([torch.randn(samples, NUMBERS, generator=rng), *categories], 1)
+    return fp.Batch(cells, torch.randint(0, 2, (samples,), generator=rng))
+
+
+def attacked(
+    model: nn.Module, batch: fp.Batch, **settings: object
+) -> tuple[fp.Reconstruction, fp.Scores, float | None]:
+    scenario = fp.Scenario(model=model, clients=[batch], bounds=(-4.0, 12.0), **settings)  # type: ignore[arg-type]
+    observation, truth = fp.simulate(scenario, fp.threats.honest_but_curious, seed=1)
+    answer = fp.run(fp.attacks.embedding_inversion(), observation)
+    return answer, fp.score(answer, truth), fp.residual(observation, answer)
+
+
+@pytest.mark.parametrize("kind", [Bag, Recurrent, Attention])
+@pytest.mark.parametrize("samples", [1, 4, 32])
+def test_every_token_comes_out(kind: type[nn.Module], samples: int) -> None:
+    _, scores, _ = attacked(built(kind), texts(samples))
+    assert set(scores.values["tokens"]) == {1.0}
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+def test_a_bag_of_words_tells_which_sample_holds_what_and_how_often(samples: int) -> None:
+    answer, scores, residual = attacked(built(Bag), texts(samples))
+    assert answer.ambiguity == {"order", "places"}
+    assert answer.status.startswith(LookupStatus.EXACT)
+    assert residual is not None
+    assert residual < 1e-4
+    assert scores.labels_match
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("padded", [0, 3])
+def test_positions_tell_the_order_of_a_text(seed: int, padded: int) -> None:
+    answer, scores, residual = attacked(built(Attention, seed), texts(1, seed, padded))
+    assert scores.values["tokens-in-place"] == (1.0,)
+    assert answer.status == LookupStatus.EXACT
+    assert residual is not None
+    assert residual < 1e-4
+
+
+@pytest.mark.parametrize("samples", [1, 2, 4, 8])
+@pytest.mark.parametrize("seed", range(3))
+def test_every_cell_of_a_table_comes_out(samples: int, seed: int) -> None:
+    answer, scores, residual = attacked(built(Table, seed), rows(samples, seed))
+    assert answer.status == LookupStatus.EXACT
+    assert min(value for value in scores.values["psnr"] if value is not None) > 60
+    assert residual is not None
+    assert residual < 1e-4
+
+
+@pytest.mark.parametrize("defense", [fp.defenses.Clip(1e-3), fp.defenses.Cast("bfloat16")])
+def test_clipping_and_rounding_change_nothing(defense: fp.defenses.Defense) -> None:
+    _, scores, _ = attacked(built(Attention), texts(1), defense=defense)
+    assert scores.values["tokens-in-place"] == (1.0,)
+
+
+def test_an_update_that_is_scaled_number_by_number_still_tells_the_tokens() -> None:
+    scenario = fp.Scenario(model=built(Recurrent), clients=[texts(4)], bounds=(0.0, 1.0))
+    observation, truth = fp.simulate(scenario, fp.threats.honest_but_curious, seed=1)
+    signs = {name: tensor.sign() for name, tensor in observation.round.update.items()}  # Adam's first step
+    changed = replace(observation, rounds=(replace(observation.round, update=signs),))
+    answer = fp.run(fp.attacks.embedding_inversion(), changed)
+    assert set(fp.score(answer, truth).values["tokens"]) == {1.0}
+    assert LookupStatus.EXACT not in answer.status
+
+
+def test_noise_in_every_row_is_refused() -> None:
+    with pytest.raises(fp.NotApplicable, match="found more with one"):
+        attacked(built(Recurrent), texts(4), defense=fp.defenses.GaussianNoise(0.1))
+
+
+def test_models_without_tables_are_refused() -> None:
+    model = nn.Sequential(nn.Linear(LENGTH, CLASSES))
+    batch = fp.Batch(torch.rand(2, LENGTH), torch.tensor([0, 1]))
+    with pytest.raises(fp.NotApplicable, match="expects a table"):
+        attacked(model, batch)
