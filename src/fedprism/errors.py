@@ -1,5 +1,11 @@
 """Every error a user can cause. Each message is one sentence: what was expected, what was found, what to do."""
 
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from pathlib import Path
+
 
 class FedprismError(Exception):
     """Base of all errors that are the input's fault; the command line turns it into one sentence and exit code 2."""
@@ -53,3 +59,31 @@ def first_line(error: BaseException) -> str:
     """What an error says, without the traces that libraries add; its kind where it says nothing."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def told(error: BaseException) -> str:
+    """What an error of a user's model, loss or data says and, where it can be told, in which file and line."""
+    place = users_place(error)
+    kind = "" if isinstance(error, RuntimeError) else f"{type(error).__name__}: "
+    return f"{kind}{first_line(error)}{f', in {place}' if place else ''}"
+
+
+def users_place(error: BaseException) -> str | None:
+    """The file and line of a user's own code that raised an error; None for an error of fedprism or of a library.
+
+    The innermost frame decides that is of no library.
+    """
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if _OF_FEDPRISM.intersection(path.parts) and (path.is_relative_to(_HERE) or _PAPERS in path.parts):
+            return None
+        if not (path.name.startswith("<") or _INSTALLED.intersection(path.parts) or path.is_relative_to(_STANDARD)):
+            return f"{path.name}, line {frame.lineno}"
+    return None
+
+
+_HERE = Path(__file__).resolve().parent
+_PAPERS = "fedprism_papers"
+_OF_FEDPRISM = {"fedprism", _PAPERS}
+_INSTALLED = {"site-packages", "dist-packages"}
+_STANDARD = Path(sysconfig.get_paths()["stdlib"])

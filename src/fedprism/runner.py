@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedprism.attacks.base import Attack
-from fedprism.errors import BadInput, MissingKnowledge
+from fedprism.attacks import ATTACKS
+from fedprism.attacks.base import Attack, UpdateAttack
+from fedprism.errors import BadInput, MissingKnowledge, NotApplicable
+from fedprism.inputs import InputShape, InputTypes, are_floating, blank_inputs, described, is_single
 from fedprism.randomness import generator, seeded_layers
 from fedprism.runtime import devices
 from fedprism.types import Knowledge, Observation, Reconstruction, Round, Update, move
@@ -27,6 +29,7 @@ def run(
     missing = attack.needs - observation.granted()
     if missing:
         raise MissingKnowledge(attack.name, min(missing))
+    check_inputs(attack, observation.knowledge.input_shape, observation.knowledge.input_types)
     declared = attack.needs | attack.uses
     local = placed(observation, declared, devices.pick(device))
     _check_finite(local)  # in the precision it is attacked in
@@ -35,6 +38,19 @@ def run(
         reconstruction = attack.run(local, rng)
     on_cpu: Reconstruction = _on_cpu(reconstruction, {})
     return dataclasses.replace(on_cpu, knowledge_used=declared & observation.granted())
+
+
+def check_inputs(attack: Attack, shape: InputShape | None, types: InputTypes | None) -> None:
+    """Refuse an attack on images for a model that is fed something else, and name what reads such inputs."""
+    if shape is None or attack.reads_any_inputs or (is_single(shape) and are_floating(types)):
+        return
+    methods = {name: make() for name, make in ATTACKS.items()}
+    readers = [name for name, each in methods.items() if each.reads_any_inputs and isinstance(each, UpdateAttack)]
+    fed = described(blank_inputs(shape, types, 1))
+    raise NotApplicable(
+        f"{attack.name} expects a model that is fed one tensor of floating-point numbers, found {fed}; "
+        f"{'use ' + ' or '.join(readers) if readers else 'no method of the table reads such inputs'}."
+    )
 
 
 def _check_finite(observation: Observation) -> None:

@@ -263,7 +263,7 @@ def test_examples_are_left_alone_and_so_are_whole_numbers() -> None:
 def test_batch_norm_in_train_mode_is_refused() -> None:
     model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(4), nn.Linear(4, 2)).double()
     scenario = fp.Scenario(model=model, clients=[some_batch(3)], defense=DpSgd(1.0))
-    with pytest.raises(fp.NotApplicable, match=r"batch-norm layers in train mode.*training=False"):
+    with pytest.raises(fp.NotApplicable, match=r"batch-norm layer '1' in train mode.*training=False"):
         fp.simulate(scenario, fp.threats.eavesdropper, device="cpu")
     fp.simulate(dataclasses.replace(scenario, training=False), fp.threats.eavesdropper, device="cpu")
 

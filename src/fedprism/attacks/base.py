@@ -75,6 +75,11 @@ class Attack(_Method):
     truth: what they return is chosen by their own objective.
     """
 
+    @property
+    def reads_any_inputs(self) -> bool:
+        """Whether it also reads models that are fed several tensors, or whole numbers; others are refused for it."""
+        return False
+
     @abstractmethod
     def run(self, observation: Observation, rng: torch.Generator) -> Reconstruction: ...
 
@@ -139,6 +144,10 @@ class Then(Attack):
     @property
     def uses(self) -> frozenset[str]:
         return self.reduction.uses | self.attack.uses
+
+    @property
+    def reads_any_inputs(self) -> bool:
+        return self.attack.reads_any_inputs
 
     def run(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
         parts, status, diagnostics = self.reduction.explained(observation)

@@ -79,6 +79,10 @@ class Disaggregation(Reduction, Attack):
         """Participation or counts in windows, whichever is granted: none of them is a need on its own."""
         return frozenset({"participation", "windows", "counts", "cohort_sizes", "examples", "batch_size", "labels"})
 
+    @property
+    def reads_any_inputs(self) -> bool:
+        return True
+
     def not_worth(self, circumstances: Circumstances) -> str | None:
         return None if circumstances.sums_of_rounds else NO_SUMS
 

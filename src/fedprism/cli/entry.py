@@ -24,7 +24,7 @@ from fedprism.cli.list import list_table
 from fedprism.cli.report import report
 from fedprism.cli.reproduce import reproduce
 from fedprism.cli.terminal import complain
-from fedprism.errors import FedprismError, out_of_memory
+from fedprism.errors import FedprismError, out_of_memory, told, users_place
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -86,6 +86,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return complain("expected enough memory for this attack, found too little; use a smaller model or batch.")
         if os.environ.get("FEDPRISM_DEBUG") == "1":
             traceback.print_exc()
+        if users_place(error):
+            return complain(
+                f"expected your model, loss and data to run, found that they raised {told(error)}; correct it."
+            )
         return complain(
             f"this is a bug in fedprism, please report it ({type(error).__name__}: {error}); "
             "FEDPRISM_DEBUG=1 shows where.",

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from fedprism.client.batch_parts import bytes_kept, part_size
+from fedprism.client.refusing import refusal
 from fedprism.defenses.base import Chain, Context, Defense
 from fedprism.errors import BadInput
 from fedprism.inputs import Inputs, arguments, first_tensor, map_tensors, outputs_of, tensors_of, values_in
@@ -233,11 +234,8 @@ def _gradient(
     try:
         args, kwargs = arguments(batch.inputs)
         outputs = model(*args, **kwargs) if fixed is None else outputs_of(model, {**params, **fixed}, batch.inputs)
-    except ValueError as error:  # batch-norm refuses a batch of one in train mode
-        raise BadInput(
-            f"expected a batch that the model accepts, found one of {len(batch)} ({error}); "
-            "change the batch, or train with training=False."
-        ) from error
+    except ValueError as error:
+        raise BadInput(refusal(model, {**params, **(fixed or {})}, batch, error)) from error
     value = loss(outputs, batch.labels)
     grads = torch.autograd.grad(
         value, list(params.values()), create_graph=create_graph, allow_unused=True, materialize_grads=True

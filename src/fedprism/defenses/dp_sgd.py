@@ -43,11 +43,12 @@ class DpSgd(Defense):
     def on_batch(self, batch: Batch, context: Context, rng: torch.Generator) -> Batch:
         # The examples of a batch must not meet before their gradients are clipped.
         mixing = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-        layers = context.model.modules() if context.model is not None else ()
-        if any(isinstance(layer, mixing) and layer.training for layer in layers):
+        layers = context.model.named_modules() if context.model is not None else ()
+        name = next((name for name, layer in layers if isinstance(layer, mixing) and layer.training), None)
+        if name is not None:
             raise NotApplicable(
-                "DpSgd expects a gradient for every example on its own, found batch-norm layers in train mode, which "
-                "mix the examples; train with training=False or use a model without batch-norm."
+                f"DpSgd expects a gradient for every example on its own, found the batch-norm layer '{name}' in train "
+                "mode, which mixes the examples; put GroupNorm in its place, or train with training=False."
             )
         return batch
 

@@ -12,7 +12,15 @@ from typing import Any, Protocol
 
 import torch
 
-from fedprism.errors import FedprismError, MissingKnowledge, NotApplicable, about_memory, out_of_memory
+from fedprism.errors import (
+    FedprismError,
+    MissingKnowledge,
+    NotApplicable,
+    about_memory,
+    out_of_memory,
+    told,
+    users_place,
+)
 from fedprism.experiments.outcome import Outcome, State
 from fedprism.experiments.store import ResultStore
 from fedprism.runtime import memory
@@ -51,7 +59,9 @@ def run_trial(trial: Runnable, *, device: str | None = None, memory_share: float
         outcome = without_result(trial, str(reason))
     except Exception as error:
         if not out_of_memory(error):
-            raise
+            if users_place(error) is None:
+                raise
+            return without_result(trial, f"your model, loss or data raised {told(error)}; correct it.")
         outcome = without_result(trial, _too_much(memory_share), divisible=memory_use.divisible)
     _give_back()
     return dataclasses.replace(outcome, seconds=time.perf_counter() - start, memory_share=memory_share)

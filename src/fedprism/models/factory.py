@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torch import nn
 
-from fedprism.errors import BadInput
+from fedprism.errors import BadInput, told
 
 
 def from_factory(text: str, *, beside: Path | None = None, asked_as: str = "--model") -> nn.Module:
@@ -23,7 +23,7 @@ def from_factory(text: str, *, beside: Path | None = None, asked_as: str = "--mo
         except (Exception, SystemExit) as error:
             raise BadInput(
                 f"expected {asked_as} pkg.module:factory, a function that returns the model without arguments, found "
-                f"'{text}' ({type(error).__name__}: {error}); correct the name or the function."
+                f"'{text}' ({told(error)}); correct the name or the function."
             ) from error
     if not isinstance(model, nn.Module):
         raise BadInput(

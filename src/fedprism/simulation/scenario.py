@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,10 +14,12 @@ from fedprism import losses
 from fedprism.checks import shown, whole
 from fedprism.client.update import FedSGD, Protocol
 from fedprism.defenses.base import Chain, Defense, chain
-from fedprism.errors import BadInput, first_line
+from fedprism.errors import BadInput, FedprismError, out_of_memory, told
 from fedprism.inputs import arguments, shape_of, tensors_of, types_of
 from fedprism.types import Batch, LossFn, Reduction, is_soft
 
+FEW = 2
+"""Samples that a model and a loss are tried on: some refuse a single one."""
 IGNORED_LABEL = -100
 """The label of tokens and pixels that torch's cross-entropy leaves out."""
 
@@ -77,18 +80,22 @@ class Scenario:
 
 
 def check_fits(model: nn.Module, data: Batch, number: int, loss: str | LossFn = "cross_entropy") -> None:
-    """One sample through network and loss: both must accept it, and class numbers must be of the model's classes."""
-    training, one = model.training, data[:1].to(torch.device("cpu"))
-    args, kwargs = arguments(one.inputs)
+    """Two samples through network and loss: both must accept them, and class numbers must be of the model's classes."""
+    training, few = model.training, data[:FEW].to(torch.device("cpu"))
+    args, kwargs = arguments(few.inputs)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), unchanged_settings():
             outputs = model.eval()(*args, **kwargs)
-    except (RuntimeError, IndexError, TypeError, ValueError) as error:
-        bytes_given = any(tensor.dtype == torch.uint8 for tensor in tensors_of(one.inputs))
+    except FedprismError:
+        raise
+    except Exception as error:
+        if out_of_memory(error):
+            raise
+        bytes_given = any(tensor.dtype == torch.uint8 for tensor in tensors_of(few.inputs))
         remedy = "give floating-point numbers, pixels in [0, 1]" if bytes_given else "change the model or the data"
         raise BadInput(
-            f"expected a model that accepts inputs of shape {shape_of(one.inputs)} and type {types_of(one.inputs)}, "
-            f"as client {number} holds, found that it does not ({first_line(error)}); {remedy}."
+            f"expected a model that accepts inputs of shape {shape_of(few.inputs)} and type {types_of(few.inputs)}, "
+            f"as client {number} holds, found that it does not ({told(error)}); {remedy}."
         ) from error
     finally:
         model.train(training)
@@ -96,23 +103,59 @@ def check_fits(model: nn.Module, data: Batch, number: int, loss: str | LossFn = 
     if function in losses.OF_CLASSES:
         _check_classes(losses.predictions(outputs), data.labels, number)
     if losses.name_of(function) or number == 0:  # a loss of a user's own may be slow: tried once
-        _check_loss(function, outputs, one.labels, number)
+        _check_loss(function, outputs, few.labels, number)
 
 
 def _check_loss(loss: LossFn, outputs: Any, labels: Tensor, number: int) -> None:
     try:
-        with torch.no_grad():
+        with torch.no_grad(), unchanged_settings():
             value: object = loss(outputs, labels)
-    except (RuntimeError, IndexError, TypeError, ValueError) as error:
+    except FedprismError:
+        raise
+    except Exception as error:
+        if out_of_memory(error):
+            raise
         raise BadInput(
             f"expected a loss that accepts the model's outputs and labels of shape {tuple(labels.shape)} and type "
-            f"{labels.dtype}, as client {number} holds, found that it does not ({first_line(error)}); change "
+            f"{labels.dtype}, as client {number} holds, found that it does not ({told(error)}); change "
             "the loss or the labels."
         ) from error
     if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
         raise BadInput(
             f"expected a loss that returns one number, found {shown(value)}; return the mean over the batch."
         )
+    if not bool(torch.isfinite(value)):
+        raise BadInput(
+            f"expected a finite loss on the samples of client {number}, found {float(value)}; correct the model's "
+            "weights, the loss or the data."
+        )
+
+
+@contextmanager
+def unchanged_settings() -> Iterator[None]:
+    """Inside the block runs a user's code; what it changes of torch's settings is restored, and refused."""
+    before = _settings()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        after = _settings()
+        torch.set_default_dtype(before["default dtype"])
+        torch.set_num_threads(before["number of threads"])
+    changed = [name for name, value in before.items() if after[name] != value]
+    if changed:
+        raise BadInput(
+            f"expected a model and a loss that leave torch's settings as they are, found that they change the "
+            f"{' and the '.join(changed)}; leave that out of them."
+        )
+
+
+def _settings() -> dict[str, Any]:
+    return {
+        "default dtype": torch.get_default_dtype(),
+        "number of threads": torch.get_num_threads(),
+        "recording of gradients": torch.is_grad_enabled(),
+    }
 
 
 def _check_classes(outputs: Tensor, labels: Tensor, number: int) -> None:

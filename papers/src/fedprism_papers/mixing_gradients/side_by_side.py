@@ -175,7 +175,7 @@ def _problem(attack: GradientMatching, parts: Sequence[Observation]) -> _Problem
         labels=torch.stack(labels) if labels else None,
         note="; ".join(dict.fromkeys(labels.note for labels in given)),
         batch=batch,
-        classes=given[0].classes,
+        classes=given[0].outputs[0],
         input_shape=parts[0].knowledge.sample_shape,
         box=input_box(parts[0]),
     )

@@ -43,6 +43,10 @@ class EmbeddingInversion(UpdateAttack):
     def uses(self) -> frozenset[str]:
         return frozenset({"loss", "batch_size", "labels"}) | FORWARD_USES
 
+    @property
+    def reads_any_inputs(self) -> bool:
+        return True
+
     def not_worth(self, circumstances: Circumstances) -> str | None:
         return None if circumstances.looks_up else NO_TABLES
 

@@ -40,16 +40,20 @@ from fedprism.checks import choice
 from fedprism.errors import BadInput, NotApplicable
 from fedprism.runtime import progress
 from fedprism.runtime.cuda_graphs import Engine
+from fedprism.runtime.twice_differentiable import once_only, second_forms
 from fedprism.solvers.matching.differences import TwoLosses
 from fedprism.solvers.matching.distances import Distance, Gradients, cosine
 from fedprism.solvers.matching.gradients import LBFGS, Adam, Matching, MatchingSettings, Progress, match_gradients
 from fedprism.solvers.matching.objective import Parts, Prior
-from fedprism.solvers.matching.priors import BatchMoments
+from fedprism.solvers.matching.priors import BatchMoments, TotalVariation
 from fedprism.solvers.matching.race import race
 from fedprism.types import Batch, Observation, Reconstruction, Round
 
 FOLLOWING_RATE = 0.3
 """Learning rate while pruning is followed, relative to the usual one, at which the answer may be lost at once."""
+
+IN_ANOTHER_FORM = "has no second derivative in torch and was computed in a form that has one"
+NO_NEIGHBOURS = "no smoothness is assumed, because the entries of a table have no neighbours"
 
 
 class MatchingTask(NamedTuple):
@@ -60,8 +64,8 @@ class MatchingTask(NamedTuple):
     shape: tuple[int, ...]
     priors: tuple[Prior, ...]
     box: tuple[Tensor, Tensor] | None
-    classes: int | None = None
-    """Of labels that are looked for along with the inputs; None where labels are fixed."""
+    outputs: tuple[int, ...] | None = None
+    """The shape of labels that are looked for along with the inputs; None where labels are fixed."""
     parts: Parts | None = None
     """How to work on some samples at a time, where memory is short."""
     losses: TwoLosses | None = None
@@ -135,6 +139,27 @@ class GradientMatching(UpdateAttack):
         return None if standard else "inverting-gradients stands for it; a plan may name it"
 
     def attack_update(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
+        before = rng.get_state()
+        try:
+            return self._answer(observation, rng)
+        except RuntimeError as error:
+            operation = once_only(error)
+            if operation is None:
+                raise
+        rng.set_state(before)
+        try:
+            with second_forms():
+                answer = self._answer(observation, rng)
+        except RuntimeError as error:
+            if (remaining := once_only(error)) is None:
+                raise
+            raise NotApplicable(
+                f"gradient-matching expects operations with a second derivative, found {remaining}, which has none; "
+                "put a form of it into the model that has one."
+            ) from error
+        return replace(answer, status=f"{answer.status}; {operation} {IN_ANOTHER_FORM}")
+
+    def _answer(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
         update = observation.round
         forward, pull = self.forward(observation, update)
         batch = observation.knowledge.batch_size
@@ -150,7 +175,7 @@ class GradientMatching(UpdateAttack):
         ordered = batch == 1 or (self.labels is Labels.KNOWN and labels.distinct)
         return Reconstruction(
             inputs=best.inputs,
-            labels=labels.fixed if best.label_logits is None else best.label_logits.argmax(dim=1),
+            labels=labels.fixed if best.label_logits is None else labels.link.answer(best.label_logits),
             ambiguity=frozenset() if ordered else frozenset({"order"}),
             status="; ".join(filter(None, [best.status, *notes])),
             diagnostics={
@@ -197,6 +222,7 @@ class GradientMatching(UpdateAttack):
         if pull is not None and prepared.direct:
             network = prepared.model if client is None else client.network
             pull = replace(pull, moments_of=moments_of_last_pass(network, unbiased=self.batchnorm.unbiased))
+        priors = tuple(prior for prior in self.priors if _fits(prior, shape))
         parts = None
         if together.samples is not None:
             parts = Parts(lambda inputs, logits, which: prepared(inputs, labels.of(logits, which)), together.samples)
@@ -204,12 +230,12 @@ class GradientMatching(UpdateAttack):
             gradients_of=lambda inputs, logits: prepared(inputs, labels.of(logits)),
             target=forward.target,
             shape=shape,
-            priors=self.priors if pull is None else (*self.priors, pull),
+            priors=priors if pull is None else (*priors, pull),
             box=box,
-            classes=labels.classes if labels.fixed is None else None,
+            outputs=labels.outputs if labels.fixed is None else None,
             parts=parts,
             losses=None if client is None else client.of(labels.of, together=together.samples),
-            note=together.note,
+            note="; ".join(filter(None, [together.note, NO_NEIGHBOURS if priors != self.priors else ""])),
             slopes=slopes,
         )
 
@@ -255,9 +281,9 @@ class GradientMatching(UpdateAttack):
         like, inputs = task.target[0], self.start(task.shape, rng).to(task.target[0])
         if self.engine.channels_last and inputs.dim() == 4:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
-        if task.classes is None:
+        if task.outputs is None:
             return inputs, None
-        return inputs, torch.randn(task.shape[0], task.classes, generator=rng).to(like)
+        return inputs, torch.randn(task.shape[0], *task.outputs, generator=rng).to(like)
 
     def _match(
         self,
@@ -298,6 +324,10 @@ class GradientMatching(UpdateAttack):
             progress=progress,
             engine=self.engine,
         )
+
+
+def _fits(prior: Prior, shape: tuple[int, ...]) -> bool:
+    return not isinstance(prior, TotalVariation) or prior.fits(shape)
 
 
 def _lowest(runs: Sequence[Matching]) -> Matching:

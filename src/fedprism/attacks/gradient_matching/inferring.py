@@ -84,5 +84,5 @@ def _prediction(observation: Observation, round: Round, params: Update, inputs: 
     with torch.no_grad(), seeded_layers(generator(0, "dropout")):
         for chunk in torch.split(inputs, IMAGES_TOGETHER):
             buffers = {name: tensor.clone() for name, tensor in buffers_of(observation, round).items()}
-            outputs.append(functional_call(model, {**params, **buffers}, (chunk,)))
+            outputs.append(losses.predictions(functional_call(model, {**params, **buffers}, (chunk,))))
     return torch.cat(outputs).softmax(-1).flatten(0, -2).mean(0)

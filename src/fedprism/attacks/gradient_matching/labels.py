@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from enum import StrEnum
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedprism import losses
 from fedprism.attacks.gradient_matching.inferring import inferred_labels
-from fedprism.errors import BadInput, MissingKnowledge
-from fedprism.network.network_map import network_map
-from fedprism.types import Batch, Observation, Round, is_soft
+from fedprism.client.observed import direction
+from fedprism.errors import BadInput, MissingKnowledge, NotApplicable
+from fedprism.network.network_map import NetworkMap, network_map
+from fedprism.types import Batch, LossFn, Observation, Round, is_soft
 
 
 class Labels(StrEnum):
@@ -25,51 +29,106 @@ class Labels(StrEnum):
         return f"Labels.{self.name}"
 
 
+class Link(NamedTuple):
+    """What the numbers stand for that are looked for in place of labels: during the search, and as an answer."""
+
+    of: Callable[[Tensor], Tensor]
+    answer: Callable[[Tensor], Tensor]
+
+
+CLASSES = Link(lambda logits: torch.softmax(logits, dim=1), lambda logits: logits.argmax(dim=1))
+YES_OR_NO = Link(torch.sigmoid, lambda logits: (logits > 0).to(logits))
+NUMBERS = Link(lambda values: values, lambda values: values)
+
+
 class GivenLabels(NamedTuple):
-    """fixed: one per sample, whole or soft; None where they are looked for."""
+    """fixed: one per sample, whole or soft; None where they are looked for.
+
+    outputs: the shape of what the network returns for one sample, in which labels are looked for.
+    """
 
     fixed: Tensor | None
-    classes: int
+    outputs: tuple[int, ...]
     note: str
+    link: Link = CLASSES
 
     def of(self, logits: Tensor | None, which: slice = slice(None)) -> Tensor:
         """The labels of these samples: those that the logits of as many samples stand for, else the fixed ones."""
         if logits is not None:
-            return torch.softmax(logits, dim=1)
+            return self.link.of(logits)
         assert self.fixed is not None
         return self.fixed[which]
 
     def example(self, like: Tensor, shape: tuple[int, ...]) -> Batch:
         """A batch of zeros with labels of the right kind: what is measured before anything is run."""
-        labels = like.new_full((shape[0], self.classes), 1 / self.classes) if self.fixed is None else self.fixed
+        labels = self.fixed
+        if labels is None:
+            labels = self.link.of(like.new_zeros(shape[0], *self.outputs))
         return Batch(like.new_zeros(()).expand(shape), labels)
 
     @property
     def distinct(self) -> bool:
         fixed = self.fixed
-        return fixed is not None and not is_soft(fixed) and len(set(fixed.tolist())) == len(fixed)
+        return fixed is not None and fixed.dim() == 1 and len(set(fixed.tolist())) == len(fixed)
 
 
 def given_labels(source: Labels, observation: Observation, round: Round, batch: int) -> GivenLabels:
-    """The labels of one round's batch."""
+    """The labels of one round's batch; where they cannot be inferred, they are looked for along with the inputs."""
     knowledge, device = observation.knowledge, next(iter(round.params.values())).device
     network = network_map(observation)
-    classes = network.outputs.shape[-1]
+    outputs = tuple(network.outputs.shape[1:])
     if source is Labels.KNOWN:
         if not isinstance(knowledge.labels, Tensor):
             raise MissingKnowledge("gradient-matching", "labels")
-        _check_labels(knowledge.labels, batch, classes)
-        return GivenLabels(knowledge.labels.to(device), classes, "known")
+        _check_labels(knowledge.labels, batch, outputs)
+        return GivenLabels(knowledge.labels.to(device), outputs, "known")
     if source is Labels.JOINT:
-        return GivenLabels(None, classes, "optimised jointly")
-    recovery = inferred_labels(observation, round, batch, network)
-    return GivenLabels(recovery.labels.to(device), classes, f"inferred ({recovery.status})")
+        return GivenLabels(None, outputs, "optimised jointly", _link(knowledge.loss, outputs))
+    signs = _signs(observation, round, network) if batch == 1 else None
+    if signs is not None:
+        return GivenLabels(signs.to(device), outputs, "inferred (by the signs of the outputs' gradients)")
+    try:
+        recovery = inferred_labels(observation, round, batch, network)
+    except NotApplicable as reason:
+        note = f"optimised jointly, because {str(reason).split(';')[0]}"
+        return GivenLabels(None, outputs, note, _link(knowledge.loss, outputs))
+    return GivenLabels(recovery.labels.to(device), outputs, f"inferred ({recovery.status})")
 
 
-def _check_labels(labels: Tensor, batch: int, classes: int) -> None:
-    fits = labels.shape == (batch, classes) if is_soft(labels) else labels.shape == (batch,) and labels.max() < classes
+def _link(loss: str | LossFn | None, outputs: tuple[int, ...]) -> Link:
+    """What labels a loss takes that are the same for every class: weights of classes, yes or no, or numbers."""
+    name = losses.name_of(loss) if loss is not None else None
+    if name == "binary_cross_entropy":
+        return YES_OR_NO
+    if name in ("l1", "huber") or math.prod(outputs) == 1:
+        return NUMBERS
+    if len(outputs) == 2:
+        raise NotApplicable(
+            f"looking for labels along with the inputs expects one label a sample, found outputs of shape {outputs}, "
+            "one row a token; grant the labels."
+        )
+    return CLASSES
+
+
+def _signs(observation: Observation, round: Round, network: NetworkMap) -> Tensor | None:
+    """(1, outputs): a single sample's labels under binary cross-entropy, whose gradient is sigmoid(output) - label."""
+    last, loss = network.output_layer(), observation.knowledge.loss
+    binary = loss is not None and losses.name_of(loss) == "binary_cross_entropy"
+    if not binary or last is None or last.bias is None or last.bias not in round.update:
+        return None
+    slopes = direction(round)[last.bias]
+    return (slopes < 0).to(slopes).unsqueeze(0)
+
+
+def _check_labels(labels: Tensor, batch: int, outputs: tuple[int, ...]) -> None:
+    """Labels of classes are checked here, others by the loss, which is tried on them."""
+    fits = len(labels) == batch
+    if len(outputs) == 1 and labels.dim() == 1 and not labels.is_floating_point():
+        fits = fits and bool(labels.max() < max(2, *outputs))
+    elif len(outputs) == 1 and is_soft(labels):
+        fits = labels.shape == (batch, *outputs)
     if not fits:
         raise BadInput(
-            f"expected {batch} labels below the model's {classes} classes, found shape {tuple(labels.shape)} with "
+            f"expected {batch} labels that fit outputs of shape {outputs}, found shape {tuple(labels.shape)} with "
             f"largest value {labels.max().item():g}; give the labels of this batch."
         )

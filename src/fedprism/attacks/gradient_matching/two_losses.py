@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -69,5 +70,14 @@ class ClientLosses:
     def _loss(self, network: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
         self.prepared.reset()
         # What a confident network leaves to one is lost in float32, and a difference would show it.
-        outputs = network(inputs).double()
+        outputs = _in_double(network(inputs))
         return self.prepared.loss(outputs, labels.double() if labels.is_floating_point() else labels)
+
+
+def _in_double(outputs: Any) -> Any:
+    """What a network returns, every tensor in it in double precision."""
+    if isinstance(outputs, Tensor):
+        return outputs.double() if outputs.is_floating_point() else outputs
+    if type(outputs) is dict:
+        return {name: _in_double(each) for name, each in outputs.items()}
+    return tuple(_in_double(each) for each in outputs) if type(outputs) is tuple else outputs

@@ -116,7 +116,8 @@ def penalty_of(priors: Sequence[Prior], inputs: Tensor) -> Tensor:
 
 def penalised(penalty: Tensor, inputs: Tensor, slopes: list[Tensor]) -> Tensor:
     """Add the penalty's derivative to the first of the slopes, that by the inputs, and return its value."""
-    slopes[0] = slopes[0] + torch.autograd.grad(penalty, inputs)[0]
+    if penalty.requires_grad:  # a prior may say nothing about these inputs
+        slopes[0] = slopes[0] + torch.autograd.grad(penalty, inputs)[0]
     return penalty.detach()
 
 

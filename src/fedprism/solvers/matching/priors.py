@@ -13,9 +13,9 @@ from fedprism.runtime.moments import Moments
 
 def total_variation(images: Tensor) -> Tensor:
     """Anisotropic total variation of (..., height, width): mean |horizontal| + mean |vertical difference|."""
-    horizontal = (images[..., :, 1:] - images[..., :, :-1]).abs().mean()
-    vertical = (images[..., 1:, :] - images[..., :-1, :]).abs().mean()
-    return horizontal + vertical
+    horizontal = (images[..., :, 1:] - images[..., :, :-1]).abs()
+    vertical = (images[..., 1:, :] - images[..., :-1, :]).abs()
+    return sum((way.mean() for way in (horizontal, vertical) if way.numel()), images.new_zeros(()))
 
 
 def orthogonality(inputs: Tensor) -> Tensor:
@@ -37,9 +37,16 @@ def moments_distance(moments: Sequence[Moments], wanted: Sequence[Moments]) -> T
     return torch.stack([torch.linalg.vector_norm(gap) for gap in gaps]).sum()
 
 
+def variation_along(signals: Tensor) -> Tensor:
+    """Total variation of signals (..., length): mean |difference|."""
+    return (signals[..., 1:] - signals[..., :-1]).abs().mean()
+
+
 @dataclass(frozen=True)
 class TotalVariation:
-    """Images are smooth: weight times `total_variation`; zero for inputs without two spatial dimensions.
+    """Images and signals are smooth: weight times `total_variation`, or `variation_along` of (batch, channels, length).
+
+    The columns of a table, (batch, columns), are in no order: there it says nothing, and `fits` is False.
 
     With `magnitude` that of |inputs|: images whose entries were given random signs (InstaHide) are smooth up to these.
     """
@@ -48,9 +55,15 @@ class TotalVariation:
     magnitude: bool = False
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        if inputs.dim() < 4:
+        if not self.fits(inputs.shape):
             return inputs.new_zeros(())
-        return self.weight * total_variation(inputs.abs() if self.magnitude else inputs)
+        values = inputs.abs() if self.magnitude else inputs
+        return self.weight * (variation_along(values) if inputs.dim() == 3 else total_variation(values))
+
+    @staticmethod
+    def fits(shape: Sequence[int]) -> bool:
+        """Whether a batch of this shape has neighbours: pixels, or points in time."""
+        return len(shape) >= 3 and max(shape[2:]) > 1
 
 
 @dataclass(frozen=True)
