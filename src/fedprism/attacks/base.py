@@ -30,8 +30,8 @@ class Circumstances:
 
     dense_layer_first: bool
     """Whether the input feeds a dense layer, as closed forms need."""
-    patches_with_positions: bool
-    """Whether the input feeds a layer of patches to which a position parameter is added."""
+    patches_first: bool
+    """Whether the input feeds a layer of patches that a position parameter or an attention layer opens."""
     batchnorm_between: bool
     """Whether batch norm stands between an update and what is fed to the model."""
     tampers: bool

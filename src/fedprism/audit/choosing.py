@@ -137,7 +137,7 @@ def _why_not(probe: Observation, plan: Plan, *, tampering: bool) -> dict[str, st
     """For every attack of the table why it is not chosen; None where it is."""
     circumstances = Circumstances(
         dense_layer_first=_dense_first(probe),
-        patches_with_positions=_patches_with_positions(probe),
+        patches_first=_patches_first(probe),
         batchnorm_between=_normalises(probe),
         tampers=tampering,
         mixes=any(entry.name in MIXING for chain in plan.grid.defenses for entry in chain),
@@ -187,13 +187,13 @@ def _dense_first(probe: Observation) -> bool:
         return False
 
 
-def _patches_with_positions(probe: Observation) -> bool:
-    """Whether the input is cut into patches whose gradients a position parameter gives away."""
+def _patches_first(probe: Observation) -> bool:
+    """Whether the input is cut into patches that a position parameter or an attention layer opens."""
     try:
         layer = patch_layer(probe)
     except FedprismError:
         return False
-    return layer is not None and layer.position is not None
+    return layer is not None and (layer.position is not None or layer.attention is not None)
 
 
 def probe_of(materials: Materials) -> Observation:

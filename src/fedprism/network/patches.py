@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedprism.errors import NotApplicable
+from fedprism.network.first_attention import FirstAttention, first_attention
 from fedprism.network.operations import Kind, Operation, operations_of
 from fedprism.types import Observation, Update
 
@@ -40,6 +41,8 @@ class PatchLayer(NamedTuple):
     """The parameter that is added to the embeddings, entry by entry; None if there is none."""
     places: Tensor | None
     """(patches, channels): the number of each added value in the flattened parameter."""
+    attention: FirstAttention | None
+    """The first dense layers that see every patch by itself."""
 
     def rows(self, gradient: Update) -> Tensor:
         """The weight's gradient as a matrix (channels, features)."""
@@ -81,10 +84,12 @@ def patch_layer(observation: Observation) -> PatchLayer | None:
         if origin is None:
             return None
         position, places = _position(observation, tensors, operations, first)
+        embedded = _embeddings(first) - (0 if first.bias is None else tensors[first.bias])
+        attention = first_attention(operations, embedded, tensors)
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise NotApplicable(f"expected the model to accept inputs of shape {shape}, found: {reason}.") from error
-    return PatchLayer(first.weight, first.bias, first.transposed, *origin, position, places)
+    return PatchLayer(first.weight, first.bias, first.transposed, *origin, position, places, attention)
 
 
 def _numbered_inputs(size: int) -> Tensor:
