@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from fedprism.errors import NotApplicable
+from fedprism.network.beginning import first_operations
 from fedprism.network.first_attention import FirstAttention, first_attention
-from fedprism.network.operations import Kind, Operation, operations_of
+from fedprism.network.operations import Kind, Operation
 from fedprism.types import Observation, Update
 
 DIGIT_ERROR = 0.1
@@ -75,7 +76,7 @@ def patch_layer(observation: Observation) -> PatchLayer | None:
     tensors = {**round.params, **(round.buffers_before or {})}
     numbered = _numbered_inputs(math.prod(shape)).to(next(iter(round.params.values()))).view(-1, *shape)
     try:
-        operations, _ = operations_of(model, tensors, numbered)
+        operations = first_operations(model, tensors, numbered)
         first = next((operation for operation in operations if operation.kind is not Kind.ADDED), None)
         fed = None if first is None else _patches(first, tensors)
         if first is None or fed is None:
@@ -204,7 +205,7 @@ def _places(
     silent = {name: torch.zeros_like(tensors[name]) for name in (first.weight, first.bias) if name is not None}
     numbers = torch.arange(parameter.numel(), device=parameter.device).view(parameter.shape).to(parameter)
     blank = parameter.new_zeros(1, *(observation.knowledge.input_shape or ()))
-    operations, _ = operations_of(model, {**tensors, **silent, added.weight: numbers}, blank)
+    operations = first_operations(model, {**tensors, **silent, added.weight: numbers}, blank)
     returned = next(operation.outputs for operation in operations if operation.number == added.number)
     places = returned[0].flatten()[tokens].double()
     whole = places.round().long()
