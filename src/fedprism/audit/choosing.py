@@ -140,7 +140,7 @@ def _why_not(probe: Observation, plan: Plan, *, tampering: bool) -> dict[str, st
     circumstances = Circumstances(
         dense_layer_first=_dense_first(probe),
         looks_up=_holds(lambda probe: coded_pass(probe).lookups, probe),
-        patches_with_positions=_holds(_position_of_patches, probe),
+        patches_first=_holds(_patches_first, probe),
         few_places=_holds(_at_few_places, probe),
         batchnorm_between=_normalises(probe),
         tampers=tampering,
@@ -203,9 +203,10 @@ def _dense_first(probe: Observation) -> bool:
     return _holds(lambda probe: network_map(probe).fed_by_input(), probe)
 
 
-def _position_of_patches(probe: Observation) -> str | None:
+def _patches_first(probe: Observation) -> bool:
+    """Whether the input is cut into patches that a position parameter or an attention layer opens."""
     layer = patch_layer(probe)
-    return None if layer is None else layer.position
+    return layer is not None and (layer.position is not None or layer.attention is not None)
 
 
 def probe_of(materials: Materials) -> Observation:

@@ -14,7 +14,13 @@ from fedprism.solvers.closed_form.dense import (
     solve_output_layer,
 )
 from fedprism.solvers.closed_form.labels import LabelRecovery, LabelStatus, label_counts, sole_label, unique_labels
-from fedprism.solvers.closed_form.patches import PatchInversion, PatchStatus, invert_patches
+from fedprism.solvers.closed_form.patches import (
+    PatchInversion,
+    PatchStatus,
+    TokensFed,
+    invert_patches,
+    invert_patches_by_attention,
+)
 from fedprism.solvers.denoising import nonlocal_means
 from fedprism.solvers.matching.differences import TwoLosses
 from fedprism.solvers.matching.distances import cosine, squared_error
@@ -94,6 +100,7 @@ __all__ = [
     "Smoothest",
     "Stepping",
     "StudentICA",
+    "TokensFed",
     "TotalVariation",
     "TwoLosses",
     "UnmixStatus",
@@ -115,6 +122,7 @@ __all__ = [
     "invert_dense",
     "invert_features",
     "invert_patches",
+    "invert_patches_by_attention",
     "invert_single",
     "label_counts",
     "match_gradients",
