@@ -74,7 +74,7 @@ def ceiling(scenario: Scenario, threat: ThreatModel, *, seed: int, confidence: f
         raise BadInput(f"expected a confidence between 0 and 1, found {confidence}; 0.95 is common.")
     truth = simulate(scenario, threat, seed=seed, device="cpu")[1]
     places = _places(scenario, truth)
-    shape = tuple(scenario.clients[0].inputs.shape[1:])
+    shape = tuple(scenario.clients[0].tensor.shape[1:])
     prior, sentence = natural_prior(shape)
     sources = [channel(scenario, threat, seed, *place) for place in places]
     promised = _from_epsilon(scenario, threat, sources, prior, confidence, seed)
@@ -121,9 +121,9 @@ def _bounds(
 def _places(scenario: Scenario, truth: Truth) -> list[tuple[int, int]]:
     """Client and row of each sample of the truth."""
     places, last = list[tuple[int, int]](), dict[int, int]()
-    for inputs, owner in zip(truth.inputs, truth.owners, strict=True):
+    for inputs, owner in zip(truth.tensor, truth.owners, strict=True):
         client = int(owner.rpartition("-")[2])
-        held = scenario.clients[client].inputs.cpu()
+        held = scenario.clients[client].tensor.cpu()
         same = (held == inputs).flatten(1).all(1).nonzero().flatten().tolist()
         # Samples are listed in their order; one that is held twice is listed twice.
         row = next((row for row in same if row > last.get(client, -1)), same[0])
@@ -169,7 +169,7 @@ def _is_smooth(scenario: Scenario) -> bool:
     with torch.enable_grad(), seeded_layers(torch.Generator()):
         training = model.training
         try:
-            outputs = model.eval()(data.inputs.to(next(model.parameters()).device))
+            outputs = model.eval()(data.tensor.to(next(model.parameters()).device))
         finally:
             model.train(training)
         return not first_nonsmooth_op(resolve(scenario.loss)(outputs, data.labels.to(outputs.device)))

@@ -66,12 +66,12 @@ class Channel:
 
     def pixels(self) -> Tensor:
         """The private sample, flat, in [0, 1]."""
-        sample = self.scenario.clients[self.client].inputs[self.row : self.row + 1]
+        sample = self.scenario.clients[self.client].tensor[self.row : self.row + 1]
         return to_pixels(sample, self.scenario.bounds, self.scenario.normalization).flatten().float()
 
     def inputs(self, pixels: Tensor) -> Tensor:
         """Samples (count, d) in [0, 1] as the model is fed them."""
-        data, (low, high) = self.scenario.clients[self.client].inputs, self.scenario.bounds
+        data, (low, high) = self.scenario.clients[self.client].tensor, self.scenario.bounds
         shaped = pixels.view(-1, *data.shape[1:]) * (high - low) + low
         return to_inputs(shaped, self.scenario.normalization).to(data)
 
@@ -103,7 +103,7 @@ class Channel:
 
     def _observed(self, pixels: Tensor) -> Observation:
         data = self.scenario.clients[self.client]
-        inputs = data.inputs.clone()
+        inputs = data.tensor.clone()
         inputs[self.row] = self.inputs(pixels)[0]
         clients = list(self.scenario.clients)
         clients[self.client] = Batch(inputs, data.labels)

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedprism.network.operations import Kind, Operation
+from fedprism.network.operations import Operation
+from fedprism.network.torch_calls import Kind
 from fedprism.types import Update
 
 SAME_TOKEN = 1e-4
