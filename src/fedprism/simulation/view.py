@@ -37,7 +37,7 @@ class View:
         """The defense, which also records what it hands to the networks."""
         scenario = self.scenario
         sizes = {name_of(client): part_size(scenario, client) for client in range(len(scenario.clients))}
-        return RecordingDefense(scenario.defense, sizes if self._mixes_with_all else {}, keeps=self.looks_inside)
+        return RecordingDefense((scenario.defense,), sizes if self._mixes_with_all else {}, keeps=self.looks_inside)
 
     def recorded(self) -> Scenario:
         """The scenario that is simulated: with the recorder where it is needed, which then draws the samples."""
