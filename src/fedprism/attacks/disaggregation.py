@@ -3,7 +3,7 @@
 Lam, Wei, Brooks, Reddi, Mitzenmacher, "Gradient Disaggregation: Breaking Privacy in Federated Learning by
 Reconstructing the User Participant Matrix", ICML 2021.
 
-Differs from the paper in: who took part when is found for all users at once, with a proof where there is one
+Differs from the paper in: who took part when is recovered for all users at once, with a proof where there is one
 (`solvers.recover_participation`); where participation is known only least squares remains; users whose update the sums
 do not determine are named and left out.
 """

@@ -245,7 +245,7 @@ _OUTPUTS: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary(
 
 
 def _outputs_of(model: nn.Module, inputs: Tensor) -> int:
-    """How many classes the model tells apart; found by a forward pass once, since it does not change."""
+    """How many classes the model tells apart, by a forward pass once, since it does not change."""
     if model not in _OUTPUTS:
         state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         # Copies, because batch-norm writes into its buffers; two samples, because it refuses a single one.

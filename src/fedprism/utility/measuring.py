@@ -191,7 +191,7 @@ def _network(model: nn.Module | Factory, seed: int) -> nn.Module:
 
 
 def _tested(model: nn.Module, data: Batch, place: torch.device) -> tuple[float, bool]:
-    """The share of inputs that the model gets right, and whether all its outputs are finite."""
+    """The fraction of inputs that the model gets right, and whether all its outputs are finite."""
     model.eval()
     right, finite = 0, True
     with torch.no_grad():
@@ -249,14 +249,12 @@ def _wait(place: torch.device) -> None:
         torch.cuda.synchronize(place)
 
 
-def t_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
+def t_interval(values: Sequence[float]) -> Interval | None:
     """Student's interval for the mean of what the values were drawn from; None for fewer than two values."""
     if len(values) < 2:
         return None
-    margin = (
-        statistics.stdev(values) / math.sqrt(len(values)) * float(student.ppf(0.5 + confidence / 2, len(values) - 1))
-    )
-    mean = statistics.fmean(values)
+    quantile = float(student.ppf(0.5 + CONFIDENCE / 2, len(values) - 1))
+    mean, margin = statistics.fmean(values), quantile * statistics.stdev(values) / math.sqrt(len(values))
     return Interval(mean - margin, mean + margin)
 
 
