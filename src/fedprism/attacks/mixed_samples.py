@@ -21,12 +21,7 @@ from torch import Tensor
 from fedprism.attacks.base import Attack, Circumstances
 from fedprism.attacks.encodings import each_update, known_labels, mixtures_behind
 from fedprism.attacks.gradient_matching.attack import GradientMatching, MatchingTask
-from fedprism.attacks.gradient_matching.forward import (
-    Forward,
-    PreparedForward,
-    input_box,
-    moments_of_last_pass,
-)
+from fedprism.attacks.gradient_matching.forward import Forward, PreparedForward, input_box, moments_of_last_pass
 from fedprism.defenses.instahide import InstaHide
 from fedprism.defenses.mixup import Told
 from fedprism.errors import MissingKnowledge, NotApplicable
