@@ -197,7 +197,8 @@ def test_images_are_found_by_themselves_however_many_at_a_time() -> None:
 def test_fewer_clients_train_at_once() -> None:
     model = network()
     params = dict(model.named_parameters())
-    training = cohort._Training.of(model, params, {}, None, nn.CrossEntropyLoss(), fp.FedSGD())
+    held = dict(model.named_buffers())
+    training = cohort._Training(model, params, held, nn.CrossEntropyLoss(), fp.FedSGD())
     usual = training.fitting(some(2))
     with memory.taking(0.5):
         assert training.fitting(some(2)) == usual // 2

@@ -174,13 +174,9 @@ class _Layout(NamedTuple):
     def of(cls, model: nn.Module | None) -> _Layout | None:
         if model is None:
             return None
-        params = dict(model.named_parameters())
+        params, buffers = dict(model.named_parameters()), dict(model.named_buffers(remove_duplicate=False))
         every = dict(model.named_parameters(remove_duplicate=False))
-        return cls(
-            params=params,
-            buffers=dict(model.named_buffers(remove_duplicate=False)),
-            others={name: tensor for name, tensor in every.items() if name not in params},
-        )
+        return cls(params, buffers, {name: tensor for name, tensor in every.items() if name not in params})
 
     def all(self) -> Update:
         return {**self.params, **self.buffers, **self.others}
@@ -222,18 +218,9 @@ def _read_round(entry: RoundEntry, position: int, capture: _Folder, layout: _Lay
     after = _read_buffers(entry.buffers_after, capture, layout)
     if after is None and before is not None and changes is not None and entry.kind == "delta":
         after = {name: (before[name] + changes[name]).to(before[name].dtype) for name in changes if name in before}
-    return Round(
-        index=position if entry.index is None else entry.index,
-        params=params,
-        update=update,
-        kind=entry.kind,
-        reduction=entry.reduction,
-        clients=entry.clients,
-        participants=entry.participants,
-        examples=entry.examples,
-        buffers_before=before,
-        buffers_after=after,
-    )
+    stated = {name: getattr(entry, name) for name in ("kind", "reduction", "clients", "participants", "examples")}
+    index = position if entry.index is None else entry.index
+    return Round(index=index, params=params, update=update, buffers_before=before, buffers_after=after, **stated)
 
 
 def _read_params(params: TensorFile, layout: _Layout | None) -> tuple[Update, Update | None]:
@@ -306,10 +293,9 @@ def _read_knowledge(entry: KnowledgeEntry, capture: _Folder, rounds: int | None,
         _check_labels(labels, entry.batch_size if isinstance(entry.batch_size, int) else None, classes)
     elif labels is not None:
         sizes = entry.batch_size if rounds is not None else None
-        for sample_labels, size in zip(
-            labels, sizes if isinstance(sizes, tuple) else [sizes] * len(labels), strict=True
-        ):
-            _check_labels(sample_labels, size, classes)
+        each = sizes if isinstance(sizes, tuple) else [sizes] * len(labels)
+        for part, size in zip(labels, each, strict=True):
+            _check_labels(part, size, classes)
     public = values.get("public_data")
     if public is not None:
         _check_public(public, entry.input_shape, classes)

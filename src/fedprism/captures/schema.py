@@ -55,6 +55,9 @@ def _rising(bounds: tuple[float, float]) -> tuple[float, float]:
     return bounds
 
 
+InputShape = Annotated[tuple[Size, ...], Field(min_length=1, max_length=4), AfterValidator(_sane_size)]
+
+
 class Strict(BaseModel):
     """Refuses unknown keys and values of other types."""
 
@@ -73,9 +76,7 @@ class DefenseEntry(Strict):
 
 
 class KnowledgeEntry(Strict):
-    input_shape: Annotated[tuple[Size, ...], Field(min_length=1, max_length=4), AfterValidator(_sane_size)] | None = (
-        None
-    )
+    input_shape: InputShape | None = None
     bounds: Annotated[tuple[Finite, Finite], AfterValidator(_rising)] | None = None
     normalization: tuple[tuple[Finite, ...], tuple[Positive, ...]] | None = None
     batch_size: Annotated[int, Field(ge=1, le=2**20)] | tuple[Count, ...] | None = None
@@ -137,8 +138,7 @@ class RoundEntry(Strict):
 
     @model_validator(mode="after")
     def _fits_together(self) -> RoundEntry:
-        for name in ("participants", "examples"):
-            values = getattr(self, name)
+        for name, values in (("participants", self.participants), ("examples", self.examples)):
             if values is not None and len(values) != self.clients:
                 raise ValueError(f"as many {name} as clients, found {len(values)} and {self.clients}")
         if self.clients == 0 and self.reduction != "sum":

@@ -35,11 +35,7 @@ from fedprism.types import Knowledge, Observation, Round, Update
 
 def save(observation: Observation, folder: str | os.PathLike[str]) -> Path:
     """Write an observation as a new capture; the folder appears only when everything is written."""
-    target = Path(folder).absolute()
-    if os.path.lexists(target):
-        raise BadInput(
-            f"expected a new folder for the capture, found that {shown(target.name)} exists; choose another name."
-        )
+    target = new_folder(folder)
     files: dict[str, Update] = {}
     manifest = _manifest(observation, files)
     # Beside the first folder that exists: on the same disk, and no folder is left behind where writing fails.
@@ -62,6 +58,14 @@ def save(observation: Observation, folder: str | os.PathLike[str]) -> Path:
             "that you may write to."
         ) from error
     return Path(folder)
+
+
+def new_folder(folder: str | os.PathLike[str]) -> Path:
+    """The absolute path of a capture that does not exist yet."""
+    target = Path(folder).absolute()
+    if os.path.lexists(target):
+        raise BadInput(f"expected a new folder, found that {shown(target.name)} exists; choose another name.")
+    return target
 
 
 def _manifest(observation: Observation, files: dict[str, Update]) -> bytes:
@@ -142,7 +146,7 @@ def _knowledge_tensors(knowledge: Knowledge) -> dict[str, Tensor]:
 
 
 def _round_entries(rounds: tuple[Round, ...], files: dict[str, Update]) -> list[dict[str, Any]]:
-    names: dict[int, str] = {}  # rounds that share a mapping of tensors share its file
+    names: dict[int, str] = {}  # one file for each mapping of tensors, however many rounds refer to it
 
     def file_of(name: str, tensors: Update) -> str:
         if id(tensors) not in names:
