@@ -1,7 +1,5 @@
-"""The mathematics: plain functions on tensors that import nothing of fedprism. Numerical failure is a status."""
+"""Plain functions on tensors that import nothing of fedprism but `runtime`. Numerical failure is a status."""
 
-from fedprism.runtime.cuda_graphs import Engine, Repeated, Stepping
-from fedprism.runtime.moments import Moments, channel_moments
 from fedprism.solvers.closed_form.dense import (
     DenseInversion,
     DenseStatus,
@@ -27,14 +25,7 @@ from fedprism.solvers.matching.features import (
     published_inversion,
 )
 from fedprism.solvers.matching.gradients import LBFGS, Adam, Matching, MatchingSettings, MatchingStatus, match_gradients
-from fedprism.solvers.matching.priors import (
-    BatchMoments,
-    Orthogonality,
-    TotalVariation,
-    moments_distance,
-    orthogonality,
-    total_variation,
-)
+from fedprism.solvers.matching.priors import BatchMoments, Orthogonality, TotalVariation
 from fedprism.solvers.participation import (
     Identifiability,
     IdentifiabilityStatus,
@@ -68,7 +59,6 @@ __all__ = [
     "DenseInversion",
     "DenseStatus",
     "Downstream",
-    "Engine",
     "ExactBatch",
     "ExactStatus",
     "FeatureInversion",
@@ -82,14 +72,11 @@ __all__ = [
     "MatchingSettings",
     "MatchingStatus",
     "Mixture",
-    "Moments",
     "Orthogonality",
     "OutputLayerSolution",
     "Participation",
     "ParticipationStatus",
-    "Repeated",
     "Smoothest",
-    "Stepping",
     "StudentICA",
     "TotalVariation",
     "TwoLosses",
@@ -99,7 +86,6 @@ __all__ = [
     "WindowStatus",
     "agreeing_rows",
     "back_substitute",
-    "channel_moments",
     "cosine",
     "decode_mixtures",
     "disaggregate",
@@ -115,10 +101,8 @@ __all__ = [
     "label_counts",
     "match_gradients",
     "midpoint",
-    "moments_distance",
     "nonlocal_means",
     "numerical_rank",
-    "orthogonality",
     "published_inversion",
     "recover_participation",
     "reduce_mixture",
@@ -127,7 +111,6 @@ __all__ = [
     "sole_label",
     "solve_output_layer",
     "squared_error",
-    "total_variation",
     "unique_labels",
     "unmix",
 ]

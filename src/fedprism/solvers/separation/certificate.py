@@ -18,7 +18,7 @@ from torch import Tensor
 from fedprism.solvers.closed_form.dense import least_squares
 from fedprism.solvers.separation.ica import LOUDEST, Box, Unmixing, contrasts
 from fedprism.solvers.separation.mixture import Mixture
-from fedprism.solvers.separation.signals import FEW_CLASSES, Network, candidate_labels, sample_signals
+from fedprism.solvers.separation.signals import FEW_CLASSES, Network, candidate_labels, row_lengths, sample_signals
 
 CONFIRMED = 0.02
 """Misfit of a column's redundant units, relative to its mean entry, below which the column is confirmed."""
@@ -180,8 +180,7 @@ def pre_activations(problem: Problem, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def unit_rows(rows: Tensor) -> Tensor:
-    lengths: Tensor = rows.norm(dim=1, keepdim=True)
-    return rows / lengths.clamp(min=torch.finfo(rows.dtype).tiny)
+    return rows / row_lengths(rows).unsqueeze(1)
 
 
 def assess(problem: Problem, state: State) -> Assessment:
