@@ -6,7 +6,7 @@ image is found by itself. Minimised for each image x with features z, by Adam wi
     distance(f(x), z) + total_variation * (mean |horizontal| + mean |vertical difference| of x)
 
 Differs from the paper in: images are searched for by their Fourier coefficients, low frequencies first (Olah,
-Mordvintsev, Schubert, "Feature Visualization", 2017), unless `published_inversion` is asked for; each image's best
+Mordvintsev, Schubert, "Feature Visualization", 2017), unless `falloff` is 0; each image's best
 iterate by its own objective is returned, not the last one; the objectives of images are added, not averaged, so that an
 image's answer does not depend on its neighbours; fewer iterations.
 """
@@ -59,11 +59,6 @@ class FeatureInversion:
     falloff: float = 1.0
     bfloat16: bool = False
     microbatch: int = 16
-
-
-def published_inversion() -> FeatureInversion:
-    """Pixel by pixel, with the paper's weight of smoothness."""
-    return FeatureInversion(total_variation=0.1, falloff=0.0)
 
 
 NOISE = 0.1
@@ -153,7 +148,10 @@ def _invert(problem: _Problem, start: Tensor, settings: FeatureInversion) -> Ite
         if problem.bounds and frequencies is not None:
             inputs = inputs.detach().clamp(*problem.bounds) + (inputs - inputs.detach())  # what is cut off still pulls
         values = _objective(problem, inputs, settings)
-        best, lowest = _better(values.detach(), inputs.detach(), lowest, best, together=problem.extra is not None)
+        # Decided on the device, so that a GPU need not wait; an objective that is not a number is never smaller.
+        better = values < lowest if problem.extra is None else (values.mean() < lowest.mean()).expand_as(values)
+        best = torch.where(better.view(-1, *[1] * (inputs.dim() - 1)), inputs.detach(), best)
+        lowest = torch.where(better, values.detach(), lowest)
         yield best, lowest
         if iteration == settings.iterations:
             return
@@ -220,13 +218,3 @@ def _variation(inputs: Tensor) -> Tensor:
         steps = inputs.diff(dim=side).abs().flatten(1)
         variation = variation + steps.sum(1) / max(1, steps.shape[1])
     return variation
-
-
-def _better(values: Tensor, inputs: Tensor, lowest: Tensor, best: Tensor, *, together: bool) -> tuple[Tensor, Tensor]:
-    """The images with the smaller objective and that objective, each image by itself or all `together`.
-
-    Decided on the device, so that a GPU need not wait; an objective that is not a number is never smaller.
-    """
-    better = (values.mean() < lowest.mean()).expand_as(values) if together else values < lowest
-    chosen = better.view(-1, *[1] * (inputs.dim() - 1))
-    return torch.where(chosen, inputs, best), torch.where(better, values, lowest)

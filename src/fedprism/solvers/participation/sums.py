@@ -102,11 +102,8 @@ def doubled_blocks(aggregates: Any, device: torch.device) -> Iterator[tuple[Tens
         width = max(1, BLOCK // max(1, rounds))
         for start in range(0, piece.shape[1], width):
             columns = piece[:, start : start + width]
-            block = columns.detach() if isinstance(columns, Tensor) else _tensor(columns)
+            if not isinstance(columns, Tensor):  # a memory map is read here, whatever machine wrote it
+                columns = torch.tensor(columns.astype(columns.dtype.newbyteorder("="), copy=False))
+            block = columns.detach()
             dtype = block.dtype if block.dtype.is_floating_point else torch.float64
             yield block.to(device, torch.float64), dtype
-
-
-def _tensor(array: np.ndarray[Any, Any]) -> Tensor:
-    """A block of an array or of a memory map, which is read here, whatever machine wrote it."""
-    return torch.tensor(array.astype(array.dtype.newbyteorder("="), copy=False))

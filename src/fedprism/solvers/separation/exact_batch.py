@@ -48,8 +48,6 @@ from fedprism.solvers.separation.ica import (
 from fedprism.solvers.separation.mixture import Mixture
 from fedprism.solvers.separation.signals import candidate_labels, correction_directions, fitting_labels, is_rectified
 
-__all__ = ["Downstream", "ExactBatch", "ExactStatus", "exact_batch"]
-
 CERTAIN = 3e-4
 """What stands for `CONFIRMED` where only silent units can confirm a column."""
 NEARLY_ALL = 0.95
