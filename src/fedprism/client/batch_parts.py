@@ -28,7 +28,7 @@ def part_size(gradient: Gradient, batch: Batch, fitting: int | None = None) -> i
     holds.
     """
     usual = len(batch) if fitting is None else min(fitting, len(batch))
-    if (memory.splits() or usual < len(batch)) and not is_mean_over_samples(gradient, batch):
+    if (memory.is_limited() or usual < len(batch)) and not is_mean_over_samples(gradient, batch):
         return len(batch)
     return memory.together(usual)
 

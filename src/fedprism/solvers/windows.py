@@ -105,7 +105,7 @@ class WindowStatus(StrEnum):
     MIDPOINT = "the middle of the tightest bounds"
     INTERPOLATED = "the middle of the tightest bounds in the lattice's cells, interpolated between them"
     MEANS = "each pixel has the mean of a window around it"
-    FITTED = "the smoothest image found whose windows are the given ones; its misfit says how nearly"
+    FITTED = "the smoothest image with nearly the given windows; its misfit says how nearly"
     CROSSED = "some upper bounds are below lower ones, from noise or from blended samples; the middle is used"
 
 

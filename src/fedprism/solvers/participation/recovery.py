@@ -53,9 +53,9 @@ def recover_participation(
     programs that are solved for what faster methods leave over; `executor` runs them. An interrupt ends the search and
     returns what is known by then.
 
-    A proof that a column is the only one takes for granted that the user sends something of its own: not zeros in
-    every round, and no combination of what others send. Where the sums' rank says that this holds of all users, nothing
-    is taken for granted; where it does not, no user is certified whose column is a combination of other users'.
+    A proof that a column is the only one assumes that the user sends something that no one else does: not zeros in
+    every round, and no combination of what others send. If the sums' rank says that this holds of all users, nothing is
+    assumed; if it does not, no user is certified whose column is a combination of other users'.
     """
     device = aggregates.device if isinstance(aggregates, Tensor) else torch.device("cpu")
     given = read_given(

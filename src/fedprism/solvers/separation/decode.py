@@ -2,7 +2,7 @@
 
 An encoding is a weighted average of k samples, enc_e = sum_j c_ej x_m(e,j): with M the (encodings, samples) matrix of
 the coefficients, enc = M X. InstaHide gives every entry a random sign, so that |enc| = |M X|. M is the same for every
-entry of the inputs, and each entry is a problem of its own in as many unknowns as there are samples.
+entry of the inputs, and each entry is a separate problem in as many unknowns as there are samples.
 
 Carlini et al., "Is Private Learning Possible with Instance Encoding?", 2021 (decoding, step 5), as used on
 reconstructed encodings by Huang, Gupta, Song, Li, Arora, "Evaluating Gradient Inversion Attacks and Defenses in
@@ -116,7 +116,7 @@ def decode_mixtures(
     residual = float(torch.linalg.vector_norm(errors) / torch.linalg.vector_norm(target).clamp(min=_TINY))
     values = torch.linalg.svdvals(matrix)
     deficient = len(values) < count or bool(values[-1] <= len(matrix) * torch.finfo(values.dtype).eps * values[0])
-    # Signs need about two equations per unknown (2n - 1 for all x), and samples that no encoding links have their own.
+    # Signs need about two equations per unknown (2n - 1 for all x), and unlinked samples have a sign each.
     unlinked = masked and (len(matrix) < 2 * count - 1 or _unlinked_groups(mapping, count) > 1)
     status = DecodeStatus.EXACT if explains(residual, encodings.dtype) else DecodeStatus.APPROXIMATE
     return Decoding(
