@@ -247,7 +247,7 @@ def test_memory_decides_how_many_go_together(digits: fp.data.ImageSet) -> None:
 def test_fewer_trials_stand_side_by_side_where_memory_is_short(digits: fp.data.ImageSet) -> None:
     seen, attack = joined(observed(digits)), side_by_side(dataclasses.replace(ATTACK, iterations=4))
     whole = fp.run(attack, seen, seed=0, device="cpu").inputs
-    with memory.taking(0.4) as share:
+    with memory.limited_to(0.4) as share:
         parts = fp.run(attack, seen, seed=0, device="cpu").inputs
     assert not share.divisible, "one trial at a time is the least"
     assert whole is not None

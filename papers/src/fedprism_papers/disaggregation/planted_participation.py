@@ -149,7 +149,7 @@ def program_seconds(planted: Planted, user: int, limit: float) -> float:
     """Seconds for one user's integer program; the space of the sums, which all users share, is not counted."""
     sums = planted.sums.cpu()
     space = signal_space(
-        sums, expected_rank=planted.matrix.shape[1], factors=None, cohort_sizes=None, device=torch.device("cpu"), seed=0
+        sums, expected_rank=planted.matrix.shape[1], cohort_sizes=None, device=torch.device("cpu"), seed=0
     )
     counts = planted.counts[user].double().numpy()
     program = ColumnProgram(

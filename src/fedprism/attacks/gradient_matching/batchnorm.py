@@ -60,7 +60,7 @@ FIELDS = {"exact": "batchnorm_exact", "running": "batchnorm_running"}
 class BatchNorm(EvaluableRepr):
     """Which statistics the batch-norm layers normalise the guess by, and which ones the guess's own are pulled to.
 
-    pull_weight: of the prior that pulls (`solvers.moments_distance`).
+    pull_weight: of the prior that pulls, the sum over the layers of the l2 distances of means and of variances.
     """
 
     normalise: Normalise = Normalise.CLIENT
