@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import fedprism as fp
-from fedprism.attacks import Attack, CocktailParty
+from fedprism.attacks import CocktailParty
 from fedprism.client.update import Protocol
 from fedprism.defenses import Cast, Clip, Defense, DpSgd, GaussianNoise, Prune, Quantize
 from fedprism.metrics import psnr
@@ -26,7 +26,7 @@ from fedprism_papers.cocktail_party import methods as cpa
 from fedprism_papers.cocktail_party.gradients import VictimBatches
 from fedprism_papers.shared import training
 from fedprism_papers.shared.base import Announce, Outcome, Recipe, Row, Settings
-from fedprism_papers.shared.cells import Attacked, attack_cell, by_metric
+from fedprism_papers.shared.cells import Attacked, AttackTrial, attack_cell, by_metric
 from fedprism_papers.shared.measuring import ANSWERED, HIGH_PSNR, OVER_40_DB, PSNR, SHOWN_IMAGES, Scores
 from fedprism_papers.shared.victims import CIFAR, IMAGENET, Victim
 
@@ -259,27 +259,27 @@ class DefendedBatches(VictimBatches):
     """Batches under a defense. Every image is given its best answer by pixels, whatever features say."""
 
     needs_lpips: ClassVar[bool] = False
-    measure = Attacked.measure
+    first_stage = Attacked.first_stage
 
-    def score(
-        self, attack: Attack | None, answer: fp.Reconstruction, truth: fp.Truth, settings: Settings | None
-    ) -> Scores:
-        matched = fp.match(answer, truth)
-        answered = torch.tensor([row is not None for row in matched.rows])
-        decibels = psnr(matched.recovered[answered], matched.truth[answered])
-        values = {
-            PSNR: float(decibels.mean()),
-            BEST: float(decibels.max()),
-            WORST: float(decibels.min()),
-            GOOD: float((decibels > GOOD_PSNR).sum()) / len(answered),
-            OVER_40_DB: float((decibels > HIGH_PSNR).sum()) / len(answered),
-            LIKENESS: float(correlations(answer, truth, matched.rows).mean()),
-            CONFIRMED: float(answer.diagnostics.get("confirmed") or 0) / len(answered),
-            ANSWERED: float(answered.double().mean()),
-        }
-        return Scores(
-            values, {"originals": matched.truth[:SHOWN_IMAGES], "recovered": matched.recovered[:SHOWN_IMAGES]}
-        )
+    def score(self, trial: AttackTrial, answer: fp.Reconstruction, truth: fp.Truth) -> Scores:
+        return pixel_scores(answer, truth)
+
+
+def pixel_scores(answer: fp.Reconstruction, truth: fp.Truth) -> Scores:
+    matched = fp.match(answer, truth)
+    answered = torch.tensor([row is not None for row in matched.rows])
+    decibels = psnr(matched.recovered[answered], matched.truth[answered])
+    values = {
+        PSNR: float(decibels.mean()),
+        BEST: float(decibels.max()),
+        WORST: float(decibels.min()),
+        GOOD: float((decibels > GOOD_PSNR).sum()) / len(answered),
+        OVER_40_DB: float((decibels > HIGH_PSNR).sum()) / len(answered),
+        LIKENESS: float(correlations(answer, truth, matched.rows).mean()),
+        CONFIRMED: float(answer.diagnostics.get("confirmed") or 0) / len(answered),
+        ANSWERED: float(answered.double().mean()),
+    }
+    return Scores(values, {"originals": matched.truth[:SHOWN_IMAGES], "recovered": matched.recovered[:SHOWN_IMAGES]})
 
 
 def _row(case: Case, victim: Victim, data: Data, size: int, settings: Settings, announce: Announce) -> Row:
@@ -298,8 +298,8 @@ def _row(case: Case, victim: Victim, data: Data, size: int, settings: Settings, 
     for number, answered in enumerate(ours.values[ANSWERED]):
         _, truth = attacked.observe(None, number, settings)
         others = strangers(data, round(answered * size), generator(settings.seed, "strangers", size, number))
-        chance.append(attacked.score(None, others, truth, settings).values)
-        blind.append(attacked.score(None, mean_image(data, size), truth, settings).values[PSNR])
+        chance.append(pixel_scores(others, truth).values)
+        blind.append(pixel_scores(mean_image(data, size), truth).values[PSNR])
     nobody = Outcome(
         values=by_metric(chance), seconds=(0.0,) * len(chance), statuses=("",) * len(chance), settings=repr(STRANGERS)
     )

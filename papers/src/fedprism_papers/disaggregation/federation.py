@@ -22,7 +22,7 @@ from fedprism.pixels import Normalization, to_inputs
 from fedprism.randomness import generator
 from fedprism_papers.disaggregation.first_users import FirstUsers
 from fedprism_papers.shared.base import Announce, Entry, Settings
-from fedprism_papers.shared.cells import Attacked, attack_cell, by_metric
+from fedprism_papers.shared.cells import Attacked, AttackTrial, attack_cell, by_metric
 from fedprism_papers.shared.measuring import ANSWERED, OVER_40_DB, SHOWN_IMAGES, Scores, score_images
 
 CITATION = "Lam et al., Gradient Disaggregation, ICML 2021"
@@ -131,10 +131,10 @@ class SumsAndUsers(Attacked):
         seed = settings.seed + number
         return fp.simulate(scenario, fp.threats.secure_aggregation, seed=seed, device=settings.device)
 
-    def score(self, attack: Attack, answer: fp.Reconstruction, truth: fp.Truth, settings: Settings) -> Scores:
-        if isinstance(attack, Then):
-            return score_users(answer, truth, settings, self.size)
-        return score_images(answer, truth, settings)
+    def score(self, trial: AttackTrial, answer: fp.Reconstruction, truth: fp.Truth) -> Scores:
+        if isinstance(trial.attack, Then):
+            return score_users(answer, truth, trial.settings, self.size)
+        return score_images(answer, truth, trial.settings)
 
 
 def attack_federation(

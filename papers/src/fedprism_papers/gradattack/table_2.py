@@ -30,7 +30,7 @@ from fedprism_papers.gradattack.table_2_trials import (
 from fedprism_papers.shared.base import Announce, Entry, Outcome, Recipe, Row, Settings
 from fedprism_papers.shared.charts import line_chart
 from fedprism_papers.shared.measuring import LPIPS, PSNR
-from fedprism_papers.shared.trials import StoredResult, Trial, run_trials
+from fedprism_papers.shared.trials import Finished, RecipeTrial, finished
 
 SIZES, QUICK_SIZES = (1, 16, 32), (2,)
 CASES = (
@@ -87,14 +87,14 @@ def run(settings: Settings, announce: Announce) -> Iterator[Row]:
     announce("timing steps under each defense")  # alone, before others use the machine
     factors = {case: time_factor(case, data, settings) for case in CASES}
     trials = dict.fromkeys(trial for case, size in left for trial in trials_of(case, size, settings))
-    results: dict[Trial, StoredResult] = {}
-    for trial, result in run_trials(trials, settings, announce):
-        results[trial] = result
+    results: dict[RecipeTrial, Finished[RecipeTrial]] = {}
+    for result in finished(trials, settings, announce):
+        results[result.trial] = result
         while left and all(needed in results for needed in trials_of(*left[0], settings)):
             case, size = left.pop(0)
             # Drops are from the first case, which is there: rows come in their order.
             own, undefended = (
-                [float(results[trial].values["accuracy"]) for trial in trainings(each, settings)]
+                [float(results[trial].outcome.values["accuracy"]) for trial in trainings(each, settings)]
                 for each in (case, CASES[0])
             )
             found = {name: answers_of(case, size, name, results, settings) for name in attackers(case)}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +14,14 @@ from torch import Tensor, nn
 import fedprism as fp
 from fedprism.attacks import LBFGS, GradientMatching, mixing_angle, mixing_l2, mixing_orthogonal
 from fedprism.attacks.base import joined
+from fedprism.experiments import Outcome
 from fedprism.metrics import THRESHOLD_LOOSE, THRESHOLD_STRICT, avd, avd_floor, recovery_rate
 from fedprism.metrics.recovery import RecoveryRate
 from fedprism.randomness import generator
 from fedprism_papers.mixing_gradients.direct import EQUAL, LOSSES, RANDOM, Layer, uniform_
 from fedprism_papers.mixing_gradients.side_by_side import side_by_side
-from fedprism_papers.shared.base import Announce, Settings
-from fedprism_papers.shared.trials import StoredResult
+from fedprism_papers.shared.base import Settings
+from fedprism_papers.shared.trials import RecipeTrial
 
 MNIST, FACES, DIGITS = "mnist", "lfw", "digits"
 SIDE, QUICK_SIDE = 32, 16
@@ -83,6 +85,7 @@ class Case:
         return network(images, self.width, rng, self.weights)
 
 
+@lru_cache(maxsize=2)
 def images(name: str, settings: Settings, split: str = "test") -> fp.data.ImageSet:
     if name == DIGITS:
         return fp.data.load("digits", size=QUICK_SIDE)
@@ -105,11 +108,32 @@ def network(images: fp.data.ImageSet, width: int | None, rng: torch.Generator, w
     return model if weights == ORDINARY else uniform_(model, rng)
 
 
-def attacked(case: Case, images: fp.data.ImageSet, trials: int, settings: Settings, announce: Announce) -> StoredResult:
-    """For each kind of labels and each attack: AVD and MSE of every trial's best image, and pictures as bytes.
+@dataclass(frozen=True, kw_only=True)
+class AttackedCase(RecipeTrial):
+    """All attacks on all batches of a case; `measures` are the scores that are kept."""
 
-    Trials of all kinds of labels are attacked side by side. A kind that the data has no batch for is left out.
-    """
+    case: Case
+    trials: int
+    measures: tuple[str, ...] = CRITERIA
+
+    @property
+    def title(self) -> str:
+        case = self.case
+        return f"{case.data}, {case.network} {case.width or ''}, {case.loss}, batch of {case.size}"
+
+    def run(self, device: str | None) -> Outcome:
+        return self.done(*attacked(self.case, images(self.case.data, self.settings), self.trials, self.settings))
+
+
+class Recovered(NamedTuple):
+    """Of each kind of labels and each attack the scores of every trial's best image, and pictures as bytes."""
+
+    scores: dict[str, dict[str, Any]]
+    pictures: dict[str, Tensor]
+
+
+def attacked(case: Case, images: fp.data.ImageSet, trials: int, settings: Settings) -> Recovered:
+    """Trials of all kinds of labels, attacked side by side. A kind that the data has no batch for is left out."""
     drawn = {kind: _observed(case, kind, images, trials, settings) for kind in KINDS}
     drawn = {kind: pairs for kind, pairs in drawn.items() if pairs}
     seen = [observation for pairs in drawn.values() for observation, _ in pairs]
@@ -117,7 +141,6 @@ def attacked(case: Case, images: fp.data.ImageSet, trials: int, settings: Settin
     cell: dict[str, Any] = {kind: {} for kind in drawn}
     pictures: dict[str, Tensor] = {}
     for name, preset in ATTACKS.items() if seen else ():
-        announce(f"{case.data}, {case.network} {case.width or ''}, {case.loss}, batch of {case.size}: {name}")
         attack, start = case.effort.of(preset()), time.perf_counter()
         found = fp.run(side_by_side(attack), joined(seen), seed=settings.seed, device=settings.device)
         seconds = time.perf_counter() - start
@@ -135,7 +158,7 @@ def attacked(case: Case, images: fp.data.ImageSet, trials: int, settings: Settin
             }
             shown = scored["pictures"][own][:SHOWN_TRIALS].cpu().clamp(0, 1)
             pictures[f"{kind}, {name}"] = (shown * 255).round().to(torch.uint8)
-    return StoredResult(cell, pictures)
+    return Recovered(cell, pictures)
 
 
 def _observed(

@@ -21,7 +21,7 @@ from fedprism.runtime import devices
 from fedprism.solvers.windows import interpolated_midpoint, softened_midpoint
 from fedprism_papers.mkor.noise import WithNoise, noised
 from fedprism_papers.shared.base import Settings
-from fedprism_papers.shared.cells import Attacked
+from fedprism_papers.shared.cells import Attacked, AttackTrial
 from fedprism_papers.shared.measuring import ANSWERED, PSNR, SHOWN_IMAGES, Scores
 from fedprism_papers.shared.victims import equal_parts
 
@@ -120,11 +120,11 @@ class ChosenParameters(Attacked):
         seen, truth = fp.simulate(scenario, threat, seed=seed, server=server, device=settings.device)
         return (noised(seen, self.noise, generator(seed, "noise")) if self.noise else seen), truth
 
-    def score(self, attack: Attack, answer: fp.Reconstruction, truth: fp.Truth, settings: Settings) -> Scores:
-        ours, theirs, rows = by_class(answer, truth) if isinstance(attack, Mkor) else assigned(answer, truth)
+    def score(self, trial: AttackTrial, answer: fp.Reconstruction, truth: fp.Truth) -> Scores:
+        ours, theirs, rows = by_class(answer, truth) if isinstance(trial.attack, Mkor) else assigned(answer, truth)
         values = {ANSWERED: len(ours) / len(truth.inputs)}
         if len(ours):
-            place = devices.pick(settings.device)
+            place = devices.pick(trial.settings.device)
             decibels, similar = (metric(ours.to(place), theirs.to(place)) for metric in (psnr, ssim))
             values |= {PSNR: float(decibels.mean()), BEST_PSNR: float(decibels.max())}
             values |= {SSIM: float(similar.mean()), BEST_SSIM: float(similar.max())}
