@@ -91,12 +91,12 @@ class SideBySide(Attack):
         return _joined(found)
 
     def _bytes_a_trial(self, problem: _Problem) -> int:
-        """Curvature or moments, parameters with two orders of gradients, and what the layers leave behind."""
+        """Curvature, parameters with two orders of gradients, and what the layers leave behind."""
         optimizer, example = self.attack.optimizer, problem.target[0].element_size()
+        assert isinstance(optimizer, LBFGS)
         pixels = problem.batch * (torch.Size(problem.input_shape).numel() + problem.classes)
-        remembered = 2 * optimizer.history if isinstance(optimizer, LBFGS) else 4
         weights = sum(tensor[0].numel() for tensor in problem.target)
-        return example * ((remembered + 10) * pixels + 6 * weights + 60 * pixels)
+        return example * ((2 * optimizer.history + 10) * pixels + 6 * weights + 60 * pixels)
 
 
 def side_by_side(attack: GradientMatching, *, memory: int = 2**31) -> SideBySide:
@@ -155,6 +155,8 @@ def _problem(attack: GradientMatching, parts: Sequence[Observation]) -> _Problem
         raise NotApplicable(f"side-by-side expects updates of batches of one size, found several; {ONE_BY_ONE}.")
     if attack.starts.restarts > 1:
         raise NotApplicable(f"side-by-side expects an attack without restarts, found {attack!r}; {ONE_BY_ONE}.")
+    if not isinstance(attack.optimizer, LBFGS):
+        raise NotApplicable(f"side-by-side expects an attack with L-BFGS, found {attack!r}; {ONE_BY_ONE}.")
     if attack.batchnorm.pull is not Pull.NONE:
         raise NotApplicable(f"side-by-side expects an attack that pulls no statistics, found {attack!r}; {ONE_BY_ONE}.")
     forwards = [attack.forward(part, part.rounds[0])[0] for part in parts]
