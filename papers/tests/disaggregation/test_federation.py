@@ -10,8 +10,7 @@ import torch
 import fedprism as fp
 from fedprism_papers import Settings
 from fedprism_papers.disaggregation import fig_9
-from fedprism_papers.disaggregation.federation import cohorts, score_users
-from fedprism_papers.disaggregation.first_users import FirstUsers
+from fedprism_papers.disaggregation.federation import FirstUsers, cohorts, score_users
 from fedprism_papers.shared.measuring import ANSWERED, OVER_40_DB
 
 USERS, ROUNDS = 12, 60

@@ -84,8 +84,8 @@ def run(settings: Settings, announce: Announce) -> Iterator[Row]:
 def _world(settings: Settings) -> World:
     if settings.quick:
         everything = fp.data.load("photos")
-        own = torch.arange(len(everything)) % PUBLIC == 0
-        private, public = _part(everything, ~own), _part(everything, own)
+        attackers = torch.arange(len(everything)) % PUBLIC == 0
+        private, public = _part(everything, ~attackers), _part(everything, attackers)
     else:
         private, public = (
             fp.data.load("cifar10", split=split, data_dir=settings.data_dir) for split in ("test", "train")
