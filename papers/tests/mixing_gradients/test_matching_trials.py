@@ -28,7 +28,7 @@ from fedprism.runtime.cuda_graphs import Engine
 from fedprism.solvers import MatchingSettings, TotalVariation, match_gradients
 from fedprism_papers.mixing_gradients.convolutions import AsProducts
 from fedprism_papers.mixing_gradients.matching_trials import TrialStatus, match_trials
-from fedprism_papers.mixing_gradients.side_by_side import SideBySide, side_by_side
+from fedprism_papers.mixing_gradients.side_by_side import SideBySide
 
 TRIALS, BATCH, CLASSES, PIXELS = 4, 2, 5, 16
 ONE_STEP = LBFGS(inner=1, history=20)
@@ -200,7 +200,7 @@ ATTACK = GradientMatching(
 @pytest.mark.quality
 def test_images_of_several_clients_come_back(digits: fp.data.ImageSet) -> None:
     seen = observed(digits)
-    found = fp.run(side_by_side(dataclasses.replace(ATTACK, iterations=240)), joined(seen), seed=0)
+    found = fp.run(SideBySide(attack=dataclasses.replace(ATTACK, iterations=240)), joined(seen), seed=0)
     truth = digits.batch(range(3))
     assert found.inputs is not None
     assert found.labels is not None
@@ -214,14 +214,14 @@ def test_memory_decides_how_many_go_together(digits: fp.data.ImageSet) -> None:
     seen = observed(digits)
     short = dataclasses.replace(ATTACK, iterations=4)
     all_of_them, one_by_one = (
-        fp.run(side_by_side(short, memory=memory), joined(seen), seed=0).inputs for memory in (2**31, 1)
+        fp.run(SideBySide(attack=short, memory=memory), joined(seen), seed=0).inputs for memory in (2**31, 1)
     )
     assert all_of_them is not None
     torch.testing.assert_close(all_of_them, one_by_one, rtol=1e-3, atol=1e-3)
 
 
 def test_fewer_trials_stand_side_by_side_where_memory_is_short(digits: fp.data.ImageSet) -> None:
-    seen, attack = joined(observed(digits)), side_by_side(dataclasses.replace(ATTACK, iterations=4))
+    seen, attack = joined(observed(digits)), SideBySide(attack=dataclasses.replace(ATTACK, iterations=4))
     whole = fp.run(attack, seen, seed=0, device="cpu").inputs
     with memory.taking(0.4) as share:
         parts = fp.run(attack, seen, seed=0, device="cpu").inputs
@@ -238,7 +238,7 @@ class Split(fp.attacks.Reduction):
 
 def test_after_a_reduction_all_parts_are_attacked_at_once(digits: fp.data.ImageSet) -> None:
     seen = joined(observed(digits))
-    both = fp.then(Split(), side_by_side(dataclasses.replace(ATTACK, iterations=3)))
+    both = fp.then(Split(), SideBySide(attack=dataclasses.replace(ATTACK, iterations=3)))
     found = fp.run(both, seen, seed=0)
     assert found.inputs is not None
     assert len(found.inputs) == 3
@@ -260,13 +260,13 @@ def test_what_does_not_fit_into_one_program_is_refused(
 ) -> None:
     seen = observed(digits, **scenario)
     with pytest.raises((fp.NotApplicable, fp.MissingKnowledge)):
-        fp.run(side_by_side(attack), joined(seen), seed=0)
+        fp.run(SideBySide(attack=attack), joined(seen), seed=0)
 
 
 def test_batches_of_several_sizes_are_refused(digits: fp.data.ImageSet) -> None:
     seen = [*observed(digits, count=1), *observed(digits, count=1, size=2)]
     with pytest.raises(fp.NotApplicable, match="one size"):
-        fp.run(side_by_side(ATTACK), joined(seen), seed=0)
+        fp.run(SideBySide(attack=ATTACK), joined(seen), seed=0)
 
 
 def test_steps_are_plain_where_there_is_no_gpu() -> None:
@@ -283,7 +283,7 @@ def test_steps_are_plain_where_there_is_no_gpu() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 def test_a_graph_on_a_gpu_does_what_the_processor_does(digits: fp.data.ImageSet) -> None:
     """Convolutions as products and steps as graphs; short, because rounding grows along the way."""
-    attack = side_by_side(dataclasses.replace(ATTACK, lr=0.05, iterations=8))
+    attack = SideBySide(attack=dataclasses.replace(ATTACK, lr=0.05, iterations=8))
     seen = joined(observed(digits))
     there, here = (fp.run(attack, seen, seed=0, device=device) for device in ("cuda", "cpu"))
     assert there.diagnostics["stepping"] == "every iteration is one CUDA graph"

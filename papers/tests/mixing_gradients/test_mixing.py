@@ -21,12 +21,12 @@ from fedprism_papers.mixing_gradients import accuracy, mixing, trials
 from fedprism_papers.mixing_gradients.accuracy import TenClients, Training
 from fedprism_papers.mixing_gradients.mixing import cases, outcome
 from fedprism_papers.mixing_gradients.trials import (
+    BEATS_BLANK,
     CLOSE_PIXELS,
     CRITERIA,
     KINDS,
     LOOSE,
     ORDINARY,
-    SEEN,
     STRICT,
     UNCUT_LOOSE,
     UNCUT_STRICT,
@@ -60,11 +60,11 @@ def test_scores_of_planted_answers(digits: fp.data.ImageSet) -> None:
     assert torch.equal(scored["pictures"][0, 0], sources[0, 0])
     assert torch.equal(scored["pictures"][0, 1], sources[0, 0])
     assert float(scored["avd"][1]) == float(scored["blank"][1])  # a blank image scores what a blank image scores
-    assert torch.isinf(scored["seen"]).tolist()[1]
+    assert torch.isinf(scored["beats blank"]).tolist()[1]
     assert float(scored["mse"][2]) > 0.05
     plain = {metric: values.tolist() for metric, values in scored.items() if metric != "pictures"}
     assert recovered(plain, STRICT).successes == 2  # the paper's threshold counts the blank one too
-    assert recovered(plain, SEEN).successes == recovered(plain, CLOSE_PIXELS).successes == 1
+    assert recovered(plain, BEATS_BLANK).successes == recovered(plain, CLOSE_PIXELS).successes == 1
     assert recovered(plain, LOOSE).trials == 3
 
 
@@ -82,7 +82,7 @@ def test_outcomes_count_trials() -> None:
     scored = {
         "avd": [0.1, 0.7, 0.9],
         "uncut": [0.7, 0.9, 0.9],
-        "seen": [0.1, float("inf"), float("inf")],
+        "beats blank": [0.1, float("inf"), float("inf")],
         "mse": [0.001, 0.05, 0.2],
         "mse of avd": [0.001, 0.05, 0.2],
         "blank": [0.4, 0.4, 0.4],
@@ -92,7 +92,7 @@ def test_outcomes_count_trials() -> None:
     }
     made = outcome(scored)
     shares = {name: made.mean(name) for name in CRITERIA}
-    cut = {STRICT: 1 / 3, LOOSE: 2 / 3, SEEN: 1 / 3, CLOSE_PIXELS: 1 / 3}
+    cut = {STRICT: 1 / 3, LOOSE: 2 / 3, BEATS_BLANK: 1 / 3, CLOSE_PIXELS: 1 / 3}
     assert shares == pytest.approx({UNCUT_STRICT: 0, UNCUT_LOOSE: 1 / 3, **cut})
     low, high = made.details["intervals"][LOOSE]  # type: ignore[index]
     assert low < 2 / 3 < high
@@ -111,7 +111,7 @@ def test_an_attack_that_goes_on_recovers_and_one_that_does_not_start_does_not(
     assert set(done) == set(KINDS)
     assert max(recovered(scored, CLOSE_PIXELS).rate for scored in done["random"].values()) == 1
     begun = attacked(case(width=4, effort=Effort(iterations=1, lr=0.05)), digits, 1, SMALL).scores
-    assert all(recovered(scored, SEEN).rate == 0 for found in begun.values() for scored in found.values())
+    assert all(recovered(scored, BEATS_BLANK).rate == 0 for found in begun.values() for scored in found.values())
 
 
 def test_a_kind_of_batch_that_the_data_does_not_have_is_left_out() -> None:

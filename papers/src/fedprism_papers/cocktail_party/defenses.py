@@ -32,10 +32,12 @@ from fedprism_papers.shared.victims import CIFAR, IMAGENET, Victim
 
 SIZES, NOISE_SIZES, QUICK_SIZES = (8, 32), (1, 8, 32), (8,)
 BATCHES = 3
+"""Batches of a cell."""
 TRAINED_ON = 5_000
 """How many of the training images, the first ones, every network is trained on: there are nine networks."""
 QUICK_SIDE, QUICK_CROPS, QUICK_ATTACKED, QUICK_EPOCHS = 16, 64, 256, 5
 GOOD_PSNR = 25.0
+"""Decibels above which an image is good: plainly recognised."""
 BEST, WORST, GOOD, LIKENESS = "best PSNR", "worst PSNR", "over 25 dB", "correlation"
 CONFIRMED = "confirmed"
 STRANGERS, MEAN_IMAGE, CERTIFICATE = "other images", "PSNR of the mean image", "what the attacker can tell"
@@ -46,7 +48,7 @@ READING = (
 )
 NULL = (
     f"{STRANGERS}: training images, as many as the attack answers, assigned in the same way: what chance and the best "
-    "assignment achieve without any update. An attack that is not above that has found nothing."
+    "assignment achieve without any update. An attack that is not above that has recovered nothing."
 )
 ATTACKER = (
     "The attacker knows what an honest-but-curious server knows and is not told of the defense. What the defenses cost "
@@ -328,11 +330,11 @@ def mean_image(data: Data, count: int) -> fp.Reconstruction:
     return fp.Reconstruction(inputs=to_inputs(mean, data.normalization))
 
 
-def correlations(found: fp.Reconstruction, truth: fp.Truth, rows: Sequence[int | None]) -> Tensor:
+def correlations(answer: fp.Reconstruction, truth: fp.Truth, rows: Sequence[int | None]) -> Tensor:
     """How alike each answered image and its answer are, whatever brightness, contrast and sign: |correlation|."""
-    assert found.inputs is not None
+    assert answer.inputs is not None
     pairs = [(row, sample) for sample, row in enumerate(rows) if row is not None]
-    ours = found.inputs[[row for row, _ in pairs]].double().flatten(1)
+    ours = answer.inputs[[row for row, _ in pairs]].double().flatten(1)
     theirs = truth.inputs[[sample for _, sample in pairs]].double().flatten(1)
     ours, theirs = (x - x.mean(1, keepdim=True) for x in (ours, theirs))
     return torch.nn.functional.cosine_similarity(ours, theirs).abs()

@@ -14,10 +14,12 @@ from torch import Tensor
 
 import fedprism as fp
 from fedprism.attacks import Attack, CocktailParty
+from fedprism.attacks.cocktail_party import attacked_layer, images_with
 from fedprism.client.update import Protocol
 from fedprism.defenses import Defense
+from fedprism.network.network_map import network_map
 from fedprism.randomness import generator
-from fedprism_papers.cocktail_party.rendering import Rendering
+from fedprism.solvers import FeatureInversion
 from fedprism_papers.shared.base import Settings
 from fedprism_papers.shared.cells import Attacked, AttackTrial
 from fedprism_papers.shared.measuring import Scores, score_images
@@ -89,6 +91,33 @@ class VictimBatches(Attacked):
     def details(self, tensors: Sequence[Mapping[str, Tensor]]) -> dict[str, object]:
         cosines = [batch["cosines"] for batch in tensors if "cosines" in batch]
         return {COSINES: histogram(torch.cat(cosines)).tolist()} if cosines else {}
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Rendering(Attack):
+    """The attack's last step: images with these features (images, features).
+
+    `sized`: whether the features' length is known.
+    """
+
+    features: Tensor
+    inversion: FeatureInversion
+    sized: bool
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"model", "input_shape"})
+
+    @property
+    def uses(self) -> frozenset[str]:
+        return frozenset({"bounds", "normalization"})
+
+    def run(self, observation: fp.Observation, rng: torch.Generator) -> fp.Reconstruction:
+        layer = attacked_layer(network_map(observation))
+        assert layer is not None  # its inputs were recovered
+        features = self.features.to(observation.rounds[0].params[layer.weight])
+        images = images_with(observation, layer, features, self.inversion, rng, sized=self.sized)
+        return fp.Reconstruction(inputs=images.inputs)
 
 
 def _renders(attack: Attack) -> TypeGuard[CocktailParty]:

@@ -114,7 +114,7 @@ def recover(planted: Planted, metrics: Sequence[str], **options: Any) -> Outcome
     right = solution.matrix.cpu() == planted.matrix
     columns, certified = right.all(0), solution.certified.cpu()
     sure = torch.tensor([status in USABLE for status in solution.statuses])
-    values = {
+    values: dict[str, Tensor | float] = {
         EXACT: columns.all(),
         COLUMNS: columns.double().mean(),
         ENTRIES: right.double().mean(),

@@ -156,7 +156,7 @@ def inversions(case: Case, size: int, attacker: str, settings: Settings) -> list
 def answers_of(
     case: Case, size: int, attacker: str, results: Mapping[RecipeTrial, Finished[RecipeTrial]], settings: Settings
 ) -> list[Answers]:
-    """What the attacker has found, epoch by epoch."""
+    """What the attacker has recovered, epoch by epoch."""
     answers: dict[int, Answers] = {}
     for trial in inversions(case, size, attacker, settings):
         _, made, tensors = results[trial]

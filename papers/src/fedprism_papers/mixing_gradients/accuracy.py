@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -48,8 +47,8 @@ class TenClients(Defense):
     def on_draw(self, dataset: fp.Batch, context: Context, rng: torch.Generator) -> Tensor:
         labels, drawn = dataset.labels.cpu(), list[Tensor]()
         for number in range(CLIENTS):
-            own = fp.Batch(labels[number::CLIENTS], labels[number::CLIENTS])  # drawing looks at labels alone
-            chosen = EqualLabels(self.size).on_draw(own, replace(context, client=f"client-{number}"), rng)
+            held = fp.Batch(labels[number::CLIENTS], labels[number::CLIENTS])  # drawing looks at labels alone
+            chosen = EqualLabels(self.size).on_draw(held, replace(context, client=f"client-{number}"), rng)
             drawn.append(number + CLIENTS * chosen)
         return torch.cat(drawn)
 
@@ -83,8 +82,8 @@ class Training:
             return outputs
         model = network(images, self.width, rng)
         with torch.no_grad():
-            for own, other in list(zip(model.parameters(), outputs.parameters(), strict=True))[-2:]:
-                own.copy_(other)
+            for parameter, ordinary in list(zip(model.parameters(), outputs.parameters(), strict=True))[-2:]:
+                parameter.copy_(ordinary)
         return model
 
 
@@ -94,26 +93,17 @@ def prices(
     """For each kind of labels the accuracy and its margin; nothing for networks that are only attacked."""
     if data == FACES or width not in ((None,) if settings.quick else (None, TRAINED_WIDTH)):
         return {}
-    seeds, found = QUICK_SEEDS if settings.quick else SEEDS, dict[str, dict[str, Entry]]()
+    seeds, by_kind = QUICK_SEEDS if settings.quick else SEEDS, dict[str, dict[str, Entry]]()
     for kind in KINDS:
-        training, accuracies = Training(data=data, width=width, loss=loss, labels=kind), list[float]()
-        for seed in seeds:
-            accuracies.append(accuracy(training, seed, settings, announce))
-        found[kind] = price(accuracies)
-    return found
-
-
-def price(accuracies: Sequence[float]) -> dict[str, Entry]:
-    interval = utility.t_interval(tuple(accuracies))
-    return {
-        ACCURACY: 100 * sum(accuracies) / len(accuracies),
-        MARGIN: None if interval is None else 50 * (interval.high - interval.low),
-    }
-
-
-def accuracy(training: Training, seed: int, settings: Settings, announce: Announce) -> float:
-    """On the test images, at the rate that was best on images held back from the training set."""
-    return trained(training, best_rate(training, settings, announce), seed, settings, announce, held_back=False)
+        training = Training(data=data, width=width, loss=loss, labels=kind)
+        rate = best_rate(training, settings, announce)
+        accuracies = [trained(training, rate, seed, settings, announce, held_back=False) for seed in seeds]
+        interval = utility.t_interval(tuple(accuracies))
+        by_kind[kind] = {
+            ACCURACY: 100 * sum(accuracies) / len(accuracies),
+            MARGIN: None if interval is None else 50 * (interval.high - interval.low),
+        }
+    return by_kind
 
 
 def best_rate(training: Training, settings: Settings, announce: Announce) -> float:

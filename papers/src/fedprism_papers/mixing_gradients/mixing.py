@@ -24,6 +24,7 @@ from fedprism_papers.mixing_gradients.accuracy import PRICE, prices
 from fedprism_papers.mixing_gradients.direct import LOSSES, RANDOM
 from fedprism_papers.mixing_gradients.figures import figure
 from fedprism_papers.mixing_gradients.trials import (
+    BEATS_BLANK,
     CLOSE_PIXELS,
     CRITERIA,
     DIGITS,
@@ -33,7 +34,6 @@ from fedprism_papers.mixing_gradients.trials import (
     MEASURES,
     MNIST,
     ORDINARY,
-    SEEN,
     SHOWN_TRIALS,
     STRICT,
     AttackedCase,
@@ -60,8 +60,8 @@ BLANK = "a blank image"
 READING = (
     f"The share of trials in which some image of the batch came back: {STRICT} and {LOOSE} are the paper's two "
     "thresholds, 'uncut' on what the optimiser ended with and otherwise on pixels cut to their range, as an attacker "
-    f"would; '{SEEN}' asks for {STRICT} and for a smaller AVD than that of a blank image, {CLOSE_PIXELS} is by pixels "
-    "(20 dB). Any recovered image may be compared with any private one, as in the paper. "
+    f"would; '{BEATS_BLANK}' asks for {STRICT} and for a smaller AVD than that of a blank image, {CLOSE_PIXELS} is "
+    "by pixels (20 dB). Any recovered image may be compared with any private one, as in the paper. "
     f"'{BLANK}': how often a blank image would pass {STRICT}."
 )
 ATTACKERS = (

@@ -157,5 +157,5 @@ def _optuna() -> ModuleType:
         raise BadInput(
             'expected the package optuna for the search, found none; pip install "fedprism-papers[tuning]".'
         ) from error
-    found: ModuleType = optuna
-    return found
+    module: ModuleType = optuna
+    return module
