@@ -100,7 +100,7 @@ class CocktailParty(UpdateAttack):
                 "use gradient-matching instead."
             )
         entrance = entrance_of(observation, layer)
-        separation = self._separate(observation, round, network, layer, entrance)
+        separation = self.separate(observation, round, network, layer, entrance)
         shape = observation.knowledge.sample_shape
         inputs: Tensor | None = None
         features, cosines, status = None, None, separation.status
@@ -135,7 +135,7 @@ class CocktailParty(UpdateAttack):
             },
         )
 
-    def _separate(
+    def separate(
         self, observation: Observation, round: Round, network: NetworkMap, layer: Operation, entrance: Entrance | None
     ) -> _Separation:
         """What the layer was fed, one row per sample."""
