@@ -157,7 +157,7 @@ class CocktailParty(UpdateAttack):
             )
         image_shape = None if entrance is None else observation.knowledge.input_shape
         box = None if entrance is None or image_shape is None else _flat_box(observation, image_shape, entrance)
-        known = observation.knowledge.loss is not None
+        known = observation.knowledge.loss is not None and _feeds_all(observation, round, network, layer)
         readings = list(_readings(observation, round, network, layer)) if known else []
         if not self.exact or not readings:
             unmixing = unmix(
@@ -281,6 +281,16 @@ class _Separation(NamedTuple):
     @property
     def scaled(self) -> bool:
         return self.unmixing.scaled
+
+
+def _feeds_all(observation: Observation, round: Round, network: NetworkMap, layer: DenseLayer) -> bool:
+    """Whether the layer's outputs are all that the rest of the network depends on."""
+    try:
+        outputs = network_behind(observation, round, layer, network, round.params)(layer.outputs.double())
+    except RuntimeError:  # another branch is of another size
+        return False
+    expected = network.outputs.double()
+    return outputs.shape == expected.shape and bool(torch.isclose(outputs, expected, rtol=0.01, atol=1e-4).all())
 
 
 class _Reading(NamedTuple):
