@@ -20,6 +20,7 @@ from fedprism.errors import BadInput
 from fedprism.evaluation.baselines import MOST_AVERAGED, guesses
 from fedprism.experiments import Outcome, Scoring, Setting, Trial
 from fedprism.experiments.execution import Runnable
+from fedprism.inputs import Inputs, map_tensors
 from fedprism.pixels import to_inputs
 from fedprism.randomness import generator
 from fedprism.simulation.federation import simulate
@@ -70,7 +71,7 @@ def _simulated(setup: Setup, cell: AttackCell, device: str | None) -> Setting:
         clients=clients,
         protocol=cell.protocol.method,
         defense=made_chain(cell.defense),
-        loss=cell.loss,
+        loss=materials.loss(cell.loss),
         rounds=plan.federation.rounds,
         aggregation=plan.federation.aggregation,
         training=plan.model.training,
@@ -85,13 +86,15 @@ def _simulated(setup: Setup, cell: AttackCell, device: str | None) -> Setting:
     attack, threat = cell.attack.method, cell.threat.method
     server: Any = attack if threat.tampers and hasattr(attack, "tamper") else None
     observation, truth = simulate(scenario, threat, seed=cell.seed, server=server, device=device)
-    pool = materials.samples.batch(others[:MOST_AVERAGED]).tensor
+    pool = materials.samples.batch(others[:MOST_AVERAGED]).inputs
     return Setting(observation=observation, truth=truth, guesses=partial(_guesses, materials, pool, cell.seed))
 
 
-def _guesses(materials: Materials, pool: Tensor, seed: int, count: int) -> Mapping[str, Tensor]:
+def _guesses(materials: Materials, pool: Inputs, seed: int, count: int) -> Mapping[str, Inputs]:
     answers = guesses(pool, materials.bounds, count, seed)
-    return {name: to_inputs(values, materials.normalization) for name, values in answers.items()}
+    if materials.normalization is None:
+        return answers
+    return {name: map_tensors(lambda t: to_inputs(t, materials.normalization), v) for name, v in answers.items()}
 
 
 def _captured(setup: Setup, cell: CaptureCell, device: str | None) -> Setting:
@@ -122,6 +125,8 @@ def _draw(materials: Materials, cell: AttackCell, public: int) -> tuple[tuple[Ba
 
 def _one_class_each(order: Tensor, labels: Tensor, clients: int, size: int) -> Tensor:
     """The samples in an order whose first batches, one per client, are of one class each."""
+    if labels.dim() != 1 or labels.is_floating_point():
+        raise BadInput("expected class numbers for equal-labels, found other labels; leave that defense out.")
     classes = labels[order]
     counts = torch.bincount(classes)
     batches = [
@@ -172,7 +177,7 @@ class Training:
             lr=wanted.lr,
             seeds=wanted.seeds,
             device=device,
-            loss=self.cell.loss,
+            loss=materials.loss(self.cell.loss),
             delta=wanted.delta,
             timed_steps=wanted.timed_steps,
         )
