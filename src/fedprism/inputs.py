@@ -114,7 +114,7 @@ def map_tensors(function: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
 def gathered(function: Callable[[list[Tensor]], Tensor], batches: Sequence[Inputs]) -> Inputs:
     """Several inputs of one structure as one: `function` is given the tensors that stand in the same place."""
     columns = [function(list(each)) for each in zip(*map(tensors_of, batches), strict=True)]
-    return _in_structure_of(batches[0], columns)
+    return in_structure_of(batches[0], columns)
 
 
 def joined(batches: Iterable[Inputs]) -> Inputs:
@@ -130,7 +130,7 @@ def unflattened(values: Tensor, like: Inputs) -> Inputs:
         part = values[:, start : start + size].reshape(len(values), *tensor.shape[1:])
         tensors.append(part.to(tensor.device, tensor.dtype))
         start += size
-    return _in_structure_of(like, tensors)
+    return in_structure_of(like, tensors)
 
 
 def stacked(batches: Iterable[Inputs]) -> Inputs:
@@ -190,7 +190,8 @@ def _values(types: tuple[torch.dtype, ...] | dict[str, torch.dtype]) -> Iterator
     return iter(types.values() if isinstance(types, dict) else types)
 
 
-def _in_structure_of(inputs: Inputs, tensors: Sequence[Tensor]) -> Inputs:
+def in_structure_of(inputs: Inputs, tensors: Sequence[Tensor]) -> Inputs:
+    """Tensors in the order of `tensors_of` as inputs of the same structure."""
     if isinstance(inputs, dict):
         return dict(zip(sorted(inputs), tensors, strict=True))
     return tuple(tensors) if isinstance(inputs, tuple) else tensors[0]

@@ -11,12 +11,14 @@ from fedprism.attacks import ATTACKS, Attack, Circumstances, Disaggregation, The
 from fedprism.audit.entries import AttackEntry, DefenseEntry, ThreatEntry
 from fedprism.audit.materials import Materials
 from fedprism.audit.plan import Plan, RecordedPart
-from fedprism.errors import FedprismError
+from fedprism.errors import FedprismError, NotApplicable
+from fedprism.inputs import shape_of, types_of
 from fedprism.network.batchnorm import batchnorm_layers
 from fedprism.network.lookups import coded_pass
 from fedprism.network.network_map import network_map
 from fedprism.network.patches import patch_layer
 from fedprism.network.places import placed_layers
+from fedprism.runner import check_inputs
 from fedprism.threats import THREATS, ThreatModel
 from fedprism.types import Knowledge, Observation, Round
 
@@ -152,8 +154,17 @@ def _why_not(probe: Observation, plan: Plan, *, tampering: bool) -> dict[str, st
         attack = make()
         unknown = probe.model is None or probe.knowledge.input_shape is None  # nobody can say what feeds what
         missing = lacking(attack, probe) if unknown and not isinstance(attack, Disaggregation) else None
-        reasons[name] = missing or attack.not_worth(circumstances)
+        reasons[name] = missing or _other_inputs(attack, probe.knowledge) or attack.not_worth(circumstances)
     return reasons
+
+
+def _other_inputs(attack: Attack, known: Knowledge) -> str | None:
+    """Why an attack on images is not tried on a model that is fed something else."""
+    try:
+        check_inputs(attack, known.input_shape, known.input_types)
+    except NotApplicable:
+        return "the model is fed several tensors, or whole numbers"
+    return None
 
 
 def lacking(attack: Attack, capture: Observation) -> str | None:
@@ -212,7 +223,9 @@ def _patches_first(probe: Observation) -> bool:
 def probe_of(materials: Materials) -> Observation:
     """Enough of an observation to look at the network's layers."""
     model = materials.network(0)
-    shape = tuple(materials.batch(torch.tensor([0])).tensor.shape[1:])
+    inputs = materials.batch(torch.tensor([0])).inputs
     params, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     round = Round(params=params, update={}, buffers_before=buffers or None)
-    return Observation(model=model, rounds=(round,), knowledge=Knowledge(input_shape=shape))
+    return Observation(
+        model=model, rounds=(round,), knowledge=Knowledge(input_shape=shape_of(inputs), input_types=types_of(inputs))
+    )

@@ -45,6 +45,8 @@ class Estimate:
     memory: int
     """Bytes that one worker takes of the machine's memory."""
     gpu_memory: int
+    refused: tuple[tuple[int, str], ...] = ()
+    """How many cells cannot run and are not priced, and why."""
 
     def __str__(self) -> str:
         gpu = f" and {self.gpu_memory / 2**20:.0f} MB of the GPU's" if self.gpu_memory else ""
@@ -53,6 +55,8 @@ class Estimate:
 
 
 class _Probe(NamedTuple):
+    refused: str = ""
+    """Why the cell cannot run."""
     seconds: float = PATIENCE
     memory: int = 0
     gpu_memory: int = 0
@@ -66,14 +70,17 @@ def estimate(setup: Setup, grid: Grid, device: str | None = None) -> Estimate:
         groups.setdefault(tuple(alike), []).append(cell)
     chosen = list(groups.values())[:MOST_PROBES]
     probes = _probes(setup, device, [members[0] for members in chosen])
-    measured = [probe or _Probe() for probe in probes]
-    known = sum(probe.seconds * len(members) for probe, members in zip(measured, chosen, strict=True))
+    tried = [(probe or _Probe(), len(members)) for probe, members in zip(probes, chosen, strict=True)]
+    refused = tuple((count, probe.refused) for probe, count in tried if probe.refused)
+    measured = [probe for probe, _ in tried if not probe.refused] or [_Probe(seconds=0.0)]
+    known = sum(probe.seconds * count for probe, count in tried if not probe.refused)
     others = len(grid.cells) - sum(map(len, chosen))
     return Estimate(
         seconds=known + others * math.fsum(probe.seconds for probe in measured) / len(measured),
         at_least=None in probes,
         memory=max(probe.memory for probe in measured),
         gpu_memory=max(probe.gpu_memory for probe in measured),
+        refused=refused,
     )
 
 
@@ -123,9 +130,11 @@ def _probe(setup: Setup, device: str | None, cell: Cell) -> _Probe:
     if place.type == "cuda":
         torch.cuda.init()  # type: ignore[no-untyped-call]  # before that there is no peak to forget
         torch.cuda.reset_peak_memory_stats(place)
-    seconds = _seconds(setup, device, cell)
+    seconds, refused = _seconds(setup, device, cell)
     # What is reserved, not what is used of it: the rest is not there for others either.
-    return _Probe(seconds, _peak_memory(), torch.cuda.max_memory_reserved(place) if place.type == "cuda" else 0)
+    return _Probe(
+        refused, seconds, _peak_memory(), torch.cuda.max_memory_reserved(place) if place.type == "cuda" else 0
+    )
 
 
 def _peak_memory() -> int:
@@ -137,22 +146,29 @@ def _peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def _seconds(setup: Setup, device: str | None, cell: Cell) -> float:
-    """What a whole cell takes, told by two shortened ones. What a process does once only is over before they start."""
+def _seconds(setup: Setup, device: str | None, cell: Cell) -> tuple[float, str]:
+    """What a whole cell takes, told by two shortened ones, and why it cannot run; empty where it can.
+
+    What a process does once only is over before they start.
+    """
     if isinstance(cell, UtilityCell):
         wanted = setup.plan.utility
         assert wanted is not None
         times = len(wanted.seeds) + (len(RATES) if wanted.lr == "search" else 0)
         whole, few, more = wanted.epochs, 1, 2
     elif not isinstance(cell, AttackCell | CaptureCell):
-        return run_trial(trial_of(setup, cell), device=device).seconds
+        ceiling = run_trial(trial_of(setup, cell), device=device)
+        return ceiling.seconds, "" if ceiling.state == "done" else ceiling.reason
     else:
         times, whole, few, more = 1, _iterations(cell.attack.method), FEW, MORE
         if whole <= MORE:
-            return run_trial(trial_of(setup, cell), device=device).seconds
-    run_trial(_shortened(setup, cell, few), device=device)
+            only = run_trial(trial_of(setup, cell), device=device)
+            return only.seconds, "" if only.state == "done" else only.reason
+    first = run_trial(_shortened(setup, cell, few), device=device)
+    if first.state != "done":
+        return first.seconds, first.reason
     short, long = (run_trial(_shortened(setup, cell, number), device=device).seconds for number in (few, more))
-    return times * (short + (whole - few) / (more - few) * max(0.0, long - short))
+    return times * (short + (whole - few) / (more - few) * max(0.0, long - short)), ""
 
 
 def _shortened(setup: Setup, cell: AttackCell | CaptureCell | UtilityCell, number: int) -> Runnable:

@@ -32,6 +32,7 @@ from fedprism.audit.materials import Materials, Setup
 from fedprism.audit.plan import Plan
 from fedprism.errors import BadPlan
 from fedprism.experiments.outcome import identity
+from fedprism.inputs import values_in
 from fedprism.simulation.scenario import check_fits
 
 MOST_CELLS = 100_000
@@ -167,7 +168,7 @@ def lay_out(setup: Setup) -> Grid:
         cells, skipped = _captures(setup)
     else:
         _check_data(plan, materials)
-        _check_model(materials)
+        _check_model(materials, plan.grid.losses)
         cells, skipped = _simulated(plan, materials)
     unique = tuple({cell.key: cell for cell in cells}.values())
     if not unique:
@@ -271,16 +272,19 @@ def _check_data(plan: Plan, materials: Materials) -> None:
             f"and {plan.data.public} public ones, found {len(materials.samples)} in {materials.samples.name}; lower "
             "grid.clients or grid.batch_sizes."
         )
-    values = wanted * math.prod(materials.batch(torch.tensor([0])).tensor.shape[1:])
+    values = wanted * values_in(materials.batch(torch.tensor([0])).inputs)
     if values > MOST_VALUES:
         raise BadPlan(f"expected cells with at most {MOST_VALUES} values of data, found {values}; make them smaller.")
 
 
-def _check_model(materials: Materials) -> None:
-    """One sample through the model, so that a misfit is told once and not by every cell."""
+def _check_model(materials: Materials, losses: Sequence[str]) -> None:
+    """Two samples through the model and each loss, so that a misfit is told once and not by every cell."""
     assert materials.samples is not None
-    last = int(materials.samples.labels.argmax())
-    check_fits(materials.network(0), materials.batch(torch.tensor([last])), 0)
+    labels = materials.samples.labels
+    last = int(labels.argmax()) if labels.dim() == 1 else len(labels) - 1
+    few = materials.batch(torch.tensor([last, (last + 1) % len(labels)]))
+    for name in losses:
+        check_fits(materials.network(0), few, 0, materials.loss(name))
 
 
 def configurations(cells: Sequence[Cell]) -> Iterator[tuple[dict[str, Any], list[Cell]]]:

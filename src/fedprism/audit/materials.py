@@ -22,12 +22,14 @@ from fedprism.data.source import DAMAGE, MOST_BYTES
 from fedprism.data.tabular import TABLES, Column, TableSet, read_csv
 from fedprism.errors import BadInput, BadPlan
 from fedprism.files.tensors import TensorFile
+from fedprism.inputs import shape_of, single_shape, tensors_of
+from fedprism.losses import LOSSES
 from fedprism.metrics import METRICS, LpipsUnavailable
 from fedprism.models import MODELS, build
-from fedprism.models.factory import from_factory
+from fedprism.models.factory import data_from, from_factory, function_from
 from fedprism.pixels import Normalization, to_inputs
 from fedprism.randomness import generator, seeded_layers
-from fedprism.types import Batch, Observation
+from fedprism.types import Batch, LossFn, Observation
 
 
 class Samples(Protocol):
@@ -64,6 +66,29 @@ class ArraySet:
         return Batch(inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs.float(), self.labels[chosen])
 
 
+@dataclass(frozen=True, eq=False)
+class OwnSet:
+    """What a user's own function returned, as it is: any inputs, any labels."""
+
+    name: str
+    data: Batch
+
+    @property
+    def labels(self) -> Tensor:
+        return self.data.labels
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    @property
+    def classes(self) -> int:
+        whole = self.labels.dim() == 1 and not self.labels.is_floating_point()
+        return int(self.labels.max()) + 1 if whole else max(1, self.labels[0].numel())
+
+    def batch(self, indices: Sequence[int] | Tensor) -> Batch:
+        return self.data[torch.as_tensor(indices)]
+
+
 @dataclass(frozen=True)
 class Setup:
     """A plan and where it lies: all that a worker needs to run any of its cells."""
@@ -81,7 +106,7 @@ class Setup:
         if captures is None:
             samples = self.materials().samples
             assert samples is not None
-            shape = samples.batch([0]).tensor.shape[1:]
+            shape = shape_of(samples.batch([0]).inputs)
         if (captures is not None and not captures.truths) or (shape is not None and len(shape) != 3):
             return  # nothing to compare with, or no images
         image = torch.zeros(1, 3, 32, 32)
@@ -146,7 +171,11 @@ class Materials:
         """Samples as the model is fed them."""
         assert self.samples is not None
         drawn = self.samples.batch(indices)
-        return Batch(to_inputs(drawn.tensor, self.normalization), drawn.labels)
+        return drawn if self.normalization is None else drawn.map(lambda t: to_inputs(t, self.normalization))
+
+    def loss(self, name: str) -> str | LossFn:
+        """A loss of the table by its name, or a user's own function."""
+        return name if name in LOSSES else function_from(name, beside=self.base, asked_as="grid.losses")
 
     def network(self, seed: int) -> nn.Module:
         """The model as a seed makes it, for whoever leaves it as it is: of one seed it is made once.
@@ -174,7 +203,7 @@ class Materials:
     def _kwargs(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """input_shape and classes are the data's unless they are stated."""
         assert self.samples is not None
-        shape = list(self.samples.batch([0]).tensor.shape[1:])
+        shape = list(single_shape(shape_of(self.samples.batch([0]).inputs)))
         from_data = {"input_shape": shape, "classes": self.samples.classes}
         accepted = inspect.signature(MODELS[name]).parameters
         return {**{key: value for key, value in from_data.items() if key in accepted}, **given}
@@ -184,6 +213,8 @@ class Materials:
         digests = {}
         if self.samples is not None:
             tensors = [value for value in vars(self.samples).values() if isinstance(value, Tensor)]
+            if isinstance(self.samples, OwnSet):
+                tensors = [*tensors_of(self.samples.data.inputs), self.samples.labels]
             digests["data"] = _digest(tensors)
         if self.model is not None and self.samples is not None:
             digests["model"] = _digest(list(self.network(0).state_dict().values()))
@@ -199,7 +230,7 @@ def _loaded(plan: Plan, base: Path, data_dir: Path | None) -> Materials:
         return Materials(None, plan.model, base)
     samples = _samples(plan.data, base, data_dir)
     normalization = plan.data.normalization
-    channels = samples.batch([0]).tensor.shape[1]
+    channels = None if normalization is None else samples.batch([0]).tensor.shape[1]
     if normalization is not None and not len(normalization[0]) == len(normalization[1]) == channels:
         raise BadPlan(
             f"expected a mean and a std for each of {channels} channels at 'data.normalization' of the plan, found "
@@ -214,9 +245,13 @@ def _samples(part: DataPart, base: Path, data_dir: Path | None) -> Samples:
         assert part.label is not None
         given = {"path": base / part.csv, "label": part.label, "categorical": part.categorical, **options}
         return read_csv(**arguments(read_csv, given, "a csv file"))
-    if part.npz is not None:
+    if part.npz is not None or part.factory is not None:
         if options:
-            raise BadPlan(f"expected no options for an npz file, found {shown(options)}; leave them out.")
+            raise BadPlan(f"expected no options for your own arrays, found {shown(options)}; leave them out.")
+        if part.factory is not None:
+            with seeded_layers(generator(0, "data")):
+                return OwnSet(part.factory, data_from(part.factory, beside=base))
+        assert part.npz is not None
         return _arrays(base / part.npz)
     if part.folder is not None:
         return datasets.load(f"folder:{base / part.folder}", **options)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -54,6 +55,8 @@ def _checked_in(table_of: str, kind: str) -> AfterValidator:
         words = value if isinstance(value, tuple) else (value,)
         try:
             for word in words:
+                if table_of == "losses" and re.fullmatch(CODE, word):
+                    continue  # a user's own, imported where it is used
                 row(_table(table_of), word, kind)
         except FedprismError as error:
             raise ValueError(str(error)) from error
@@ -77,11 +80,16 @@ def _table(name: str) -> dict[str, Any]:
     return dict(LOSSES)
 
 
+CODE = r"^[\w.]+:\w+$"
+"""A function of a user's own, pkg.module:function."""
+Code = Annotated[str, Field(pattern=CODE, max_length=200)]
+
+
 class ModelPart(Strict):
     name: Annotated[Word, _checked_in("models", "model")] | None = Field(
         default=None, description="a model of `fedprism list models`"
     )
-    factory: Annotated[str, Field(pattern=r"^[\w.]+:\w+$", max_length=200)] | None = Field(
+    factory: Code | None = Field(
         default=None, description="pkg.module:function, your code that returns the model; auditing imports it"
     )
     kwargs: dict[str, Any] = Field(
@@ -104,10 +112,15 @@ class DataPart(Strict):
     folder: Path_ | None = Field(default=None, description="a folder of your images, or of one folder a class")
     npz: Path_ | None = Field(default=None, description="your file with the arrays inputs and labels")
     csv: Path_ | None = Field(default=None, description="your table with a header line")
+    factory: Code | None = Field(
+        default=None, description="pkg.module:function, your code that returns inputs and labels; auditing imports it"
+    )
     label: Word | None = Field(default=None, description="the column of the table that is learned")
     categorical: tuple[Word, ...] = Field(default=(), description="columns that are categories though they are numbers")
     options: MethodSettings = Field(default={}, description="options of the data set, such as size or limit")
-    bounds: tuple[Finite, Finite] = Field(default=(0.0, 1.0), description="the range of the inputs of an npz file")
+    bounds: tuple[Finite, Finite] = Field(
+        default=(0.0, 1.0), description="the range of the inputs of an npz file or a factory"
+    )
     normalization: tuple[tuple[Finite, ...], tuple[Positive, ...]] | None = Field(
         default=None, description="mean and std of each channel, by which pixels become inputs"
     )
@@ -117,15 +130,15 @@ class DataPart(Strict):
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
-        given = [key for key in ("name", "folder", "npz", "csv") if getattr(self, key) is not None]
+        given = [key for key in ("name", "folder", "npz", "csv", "factory") if getattr(self, key) is not None]
         if len(given) != 1:
-            raise ValueError(f"one of name, folder, npz and csv, found {' and '.join(given) or 'none'}")
+            raise ValueError(f"one of name, folder, npz, csv and factory, found {' and '.join(given) or 'none'}")
         if (self.csv is None) != (self.label is None):
             raise ValueError("a label column for a csv file and for nothing else")
         if not self.bounds[0] < self.bounds[1]:
             raise ValueError(f"the low bound below the high one, found {self.bounds[0]} and {self.bounds[1]}")
-        if self.npz is None and self.bounds != (0.0, 1.0):
-            raise ValueError("bounds for an npz file only; other data lie in [0, 1]")
+        if self.npz is None and self.factory is None and self.bounds != (0.0, 1.0):
+            raise ValueError("bounds for an npz file or a factory only; other data lie in [0, 1]")
         return self
 
 
@@ -192,7 +205,10 @@ class GridPart(Strict):
     )
     losses: Annotated[
         tuple[Word, ...], Field(min_length=1, max_length=100), AfterValidator(_different), _checked_in("losses", "loss")
-    ] = Field(default=("cross_entropy",), description="what clients minimise")
+    ] = Field(
+        default=("cross_entropy",),
+        description="what clients minimise: by name, or pkg.module:function",
+    )
     defenses: Annotated[tuple[ChainEntry, ...], Field(min_length=1, max_length=MOST_ENTRIES)] = Field(
         default=((),), description='defenses with their strengths, lists of them as chains, or "none"'
     )

@@ -44,7 +44,8 @@ title = "{title}"
 [data]
 {data}
 # Instead: name = "photos" (`fedprism list data`, or the made-up table "patients"), folder = "images" (images, or one
-# folder a class), npz = "samples.npz" (arrays inputs and labels), csv = "table.csv" with label = "column".
+# folder a class), npz = "samples.npz" (arrays inputs and labels), csv = "table.csv" with label = "column",
+# factory = "pkg.module:function" (your code, which returns inputs and labels of any shape and type).
 # categorical = ["postcode"]     # columns of a table that are categories though they are numbers
 # bounds = [0.0, 1.0]            # the range of the inputs of an npz file
 # normalization = [[0.5, 0.5, 0.5], [0.25, 0.25, 0.25]]   # mean and std a channel
@@ -69,7 +70,7 @@ title = "{title}"
 # clients = [1]
 batch_sizes = [1, 8]             # samples a client trains on
 # protocols = ["fedsgd"]         # or {{ name = "fedavg", lr = 0.01, epochs = 1, batch_size = 8 }}
-# losses = ["cross_entropy"]     # or mse, softmax_mse
+# losses = ["cross_entropy"]     # or mse, binary_cross_entropy, l1, huber, or your own "pkg.module:function"
 defenses = [                     # `fedprism list defenses`; several values are several cells, a list is a chain
   "none",                        # strengths below: {strengths.origin}
   {{ name = "prune", ratio = [0.9, 0.99] }},

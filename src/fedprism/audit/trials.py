@@ -22,6 +22,7 @@ from fedprism.evaluation.ceiling import ceiling
 from fedprism.experiments import Outcome, Scoring, Setting, Trial
 from fedprism.experiments.execution import Runnable
 from fedprism.files import json_text
+from fedprism.inputs import Inputs, map_tensors
 from fedprism.pixels import to_inputs
 from fedprism.randomness import generator
 from fedprism.simulation.federation import simulate
@@ -79,7 +80,7 @@ def _scenario(setup: Setup, cell: CeilingCell) -> tuple[Scenario, Tensor]:
         clients=clients,
         protocol=cell.protocol.method,
         defense=made_chain(cell.defense),
-        loss=cell.loss,
+        loss=materials.loss(cell.loss),
         rounds=plan.federation.rounds,
         aggregation=plan.federation.aggregation,
         training=plan.model.training,
@@ -100,13 +101,15 @@ def _simulated(setup: Setup, cell: AttackCell, device: str | None) -> Setting:
     attack, threat = cell.attack.method, cell.threat.method
     server: Any = attack if threat.tampers and hasattr(attack, "tamper") else None
     observation, truth = simulate(scenario, threat, seed=cell.seed, server=server, device=device)
-    pool = materials.samples.batch(others[:MOST_AVERAGED]).tensor
+    pool = materials.samples.batch(others[:MOST_AVERAGED]).inputs
     return Setting(observation=observation, truth=truth, guesses=partial(_guesses, materials, pool, cell.seed))
 
 
-def _guesses(materials: Materials, pool: Tensor, seed: int, count: int) -> Mapping[str, Tensor]:
+def _guesses(materials: Materials, pool: Inputs, seed: int, count: int) -> Mapping[str, Inputs]:
     answers = guesses(pool, materials.bounds, count, seed)
-    return {name: to_inputs(values, materials.normalization) for name, values in answers.items()}
+    if materials.normalization is None:
+        return answers
+    return {name: map_tensors(lambda t: to_inputs(t, materials.normalization), v) for name, v in answers.items()}
 
 
 def _captured(setup: Setup, cell: CaptureCell, device: str | None) -> Setting:
@@ -137,6 +140,8 @@ def _draw(materials: Materials, cell: CeilingCell, public: int) -> tuple[tuple[B
 
 def _one_class_each(order: Tensor, labels: Tensor, clients: int, size: int) -> Tensor:
     """The samples in an order whose first batches, one per client, are of one class each."""
+    if labels.dim() != 1 or labels.is_floating_point():
+        raise BadInput("expected class numbers for equal-labels, found other labels; leave that defense out.")
     classes = labels[order]
     counts = torch.bincount(classes)
     batches = [
@@ -218,7 +223,7 @@ class Training(_OfCell):
                 lr=lr,
                 seeds=seeds,
                 device=device,
-                loss=self.cell.loss,
+                loss=materials.loss(self.cell.loss),
                 delta=wanted.delta,
                 timed_steps=timed_steps,
             )

@@ -115,7 +115,10 @@ def _show_grid(setup: Setup, grid: Grid, device: str | None, console: Console) -
     for each in grid.skipped:
         console.print(f"not tested: {each.what}: {each.why}", soft_wrap=True)
     cells = "1 cell" if len(grid.cells) == 1 else f"{len(grid.cells)} cells"
-    console.print(f"{cells}, {estimate.estimate(setup, grid, device)}", soft_wrap=True)
+    priced = estimate.estimate(setup, grid, device)
+    for count, reason in priced.refused:
+        console.print(f"{count:>4} x  cannot run: {reason}", soft_wrap=True)
+    console.print(f"{cells}, {priced}", soft_wrap=True)
 
 
 @contextmanager

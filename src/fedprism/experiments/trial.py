@@ -20,6 +20,7 @@ from fedprism.evaluation.residuals import residual
 from fedprism.evaluation.scoring import Match, match, score, score_updates
 from fedprism.experiments.outcome import Outcome
 from fedprism.files import json_text, pictures
+from fedprism.inputs import Inputs
 from fedprism.truth import Truth
 from fedprism.types import Observation, Reconstruction, Record
 
@@ -30,7 +31,7 @@ class Setting:
 
     observation: Observation
     truth: Truth | None = None
-    guesses: Callable[[int], Mapping[str, Tensor]] | None = None
+    guesses: Callable[[int], Mapping[str, Inputs]] | None = None
     """The answers of null baselines for so many samples."""
 
 
