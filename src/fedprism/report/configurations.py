@@ -181,7 +181,7 @@ def accuracy_in_words(cost: Configuration) -> str:
 
 def interval(metric: str, figure: Figure | None) -> str:
     """The 95% interval over seeds or, of too few seeds, their values, in brackets and without the unit."""
-    if figure is None or (figure.low is None and len(figure.by_seed) < 2):
+    if figure is None or (figure.low is None and len(set(figure.by_seed)) < 2):
         return ""
     if figure.low is not None and figure.high is not None:
         words = f"({number(metric, figure.low)} to {number(metric, figure.high)})"

@@ -96,12 +96,11 @@ def _findings_of(rows: Sequence[Configuration], metric: str, plan: Mapping[str, 
     protected = [members for members in situations(rows) if verdict(members) is Verdict.PROTECTED]
     if protected:
         sentences.append(
-            f"{under}, {len(protected)} of {_count(everything, 'setting')} are protected: {because(loosest(protected))}"
+            f"{under}, protected settings: {len(protected)} of {everything}. {because(loosest(protected))}"
         )
     if open_settings:
         sentences.append(
-            f"{under}, {len(open_settings)} of {_count(everything, 'setting')} are inconclusive: "
-            f"{because(loosest(open_settings))}"
+            f"{under}, inconclusive settings: {len(open_settings)} of {everything}. {because(loosest(open_settings))}"
         )
     return sentences
 
