@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedprism.solvers.bounds.cube import Basis, Bound, Cube, Doubt, Signal, certify, promise
 
-LEVELS = (math.inf, 0.25, 0.03, 4e-3, 5e-4, 6e-5)
+LEVELS = (math.inf, 0.25, 0.06, 0.015, 4e-3, 1e-3, 2.5e-4, 6e-5)
 """Half steps, in the unit of the values, that the prior's standard deviations are cut to: 12 to about 85 dB."""
 FINER = (2.0, 0.5)
 """Factors by which the best of these levels is then changed."""
