@@ -29,16 +29,12 @@ from fedprism.solvers.bounds.search import MOST_ADAPTED, Effort, Prior, linearis
 from fedprism.threats import ThreatModel
 from fedprism.truth import Truth
 
-UPDATES = 200
-"""Updates that may be computed for one cell, whole batches counted; the thorough search takes about as many."""
-LEAST_UPDATES = 80
-"""Updates for each sample, if the batch is so large that its part of UPDATES is smaller."""
 FREE_PAIRS = 500
 """Pairs for the accountant's bound, which computes no updates."""
-THOROUGH = Effort(tried=5, certified=40, adapts=True)
-"""Up to 80 updates to choose a cube (146 more for samples of up to 64 values), 80 to certify it."""
-QUICK = Effort(tried=3, certified=16, adapts=False)
-"""Up to 48 updates to choose a cube, 32 to certify it."""
+THOROUGH = Effort(tried=6, certified=60, adapts=True)
+"""Mostly 60 updates to choose a cube, at most 120 (89 more for samples of 64 values); 120 to certify it."""
+QUICK = Effort(tried=4, certified=16, adapts=False)
+"""Mostly 40 updates to choose a cube, at most 80; 32 to certify it, for each sample of a batch whose gradients meet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +106,7 @@ def _bounds(
         center = source.pixels()
         # Computing a sample's own gradient is cheaper than that of its batch, if only the sample's part differs.
         used = source.alone(prior_cube(center, prior).draw(rng))
-        affordable = UPDATES if used is not source else max(LEAST_UPDATES, UPDATES // len(sources))
-        effort = THOROUGH if affordable >= UPDATES else QUICK
+        effort = THOROUGH if used is not source or len(sources) == 1 else QUICK
         bounds.append(tightest(center, prior, used.signal, used.doubt, effort=effort, confidence=confidence, rng=rng))
         if smooth and center.numel() <= MOST_ADAPTED and isinstance(used.noise, GaussianNoise | DpSgd):
             estimates.append(_decibels(linearised_error(center, prior, used.signal)))
