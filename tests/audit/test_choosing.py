@@ -113,6 +113,24 @@ def test_batch_norm_is_attacked_by_a_server_that_is_sent_its_statistics(tmp_path
     assert run_trial(trial_of(setup, cell)).state == "done"
 
 
+def test_a_vision_transformer_gets_patch_inversion_and_no_reassurance(tmp_path: Path) -> None:
+    """No attack is named, and the one that reads everything is chosen."""
+    (tmp_path / "h9_patches.py").write_text(
+        "from patch_models import small_vit\ndef network():\n    return small_vit(0, (1, 8, 8), patch=4, width=16)\n"
+    )
+    text = START.replace('name = "fc2"\nkwargs = { hidden = 8 }', 'factory = "h9_patches:network"')
+    (tmp_path / "plan.toml").write_text(f"{text}[grid]\nbatch_sizes = [1]\nseeds = [0]\n")
+    setup = prepare(tmp_path / "plan.toml")
+    laid = lay_out(setup)
+    assert {("patch-inversion", "eavesdropper"), ("patch-inversion", "honest_but_curious")} <= combinations(laid)
+    cell = next(cell for cell in laid.cells if isinstance(cell, AttackCell) and cell.attack.name == "patch-inversion")
+    finished = run_trial(trial_of(setup, cell))
+    assert finished.record is not None
+    assert finished.record.scores is not None
+    assert min(finished.record.scores["values"]["psnr"]) > 60
+    assert "no layer of patches" in reasons(lay_out(prepare(parse_plan(START))))["patch-inversion"]
+
+
 def test_a_plan_that_names_some_says_whom_it_leaves_out() -> None:
     laid = lay_out(prepare(parse_plan(grid('attacks = ["dense-inversion"]\nthreats = ["eavesdropper"]\nseeds = [0]'))))
     left = {each.why: each.what.split(", ") for each in laid.skipped}

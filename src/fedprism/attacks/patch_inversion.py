@@ -140,10 +140,11 @@ def _solved(observation: Observation, layer: PatchLayer, gradient: Update, level
 def _expected(observation: Observation, layer: PatchLayer) -> tuple[Tensor, float]:
     """What inputs are like before the update is read: a flat input, and the spread of what the layer is fed."""
     shape = observation.knowledge.sample_shape
-    level, reach = torch.zeros(shape, dtype=torch.float64), UNIFORM
+    device = next(iter(observation.round.params.values())).device
+    level, reach = torch.zeros(shape, dtype=torch.float64, device=device), UNIFORM
     box = input_box(observation)
     if box is not None:
-        low, high = (bound.double().cpu() for bound in box)
+        low, high = (bound.double() for bound in box)
         level = (level + (low + high) / 2).view(shape)
         reach = float((high - low).mean())
     return level.flatten(), reach / UNIFORM * float(layer.slope.abs().mean())
