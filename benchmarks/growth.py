@@ -33,7 +33,7 @@ from pairwise_metrics import ssim_matrix  # noqa: E402
 from workloads.base import pictures, settle  # noqa: E402
 
 import fedprism as fp  # noqa: E402
-from fedprism.attacks import Attack, CocktailParty, GradientMatching, Labels  # noqa: E402
+from fedprism.attacks import LBFGS, Attack, CocktailParty, GradientMatching, Labels  # noqa: E402
 from fedprism.attacks.base import joined  # noqa: E402
 from fedprism.randomness import generator  # noqa: E402
 from fedprism.runtime import devices  # noqa: E402
@@ -113,7 +113,7 @@ def trials(size: int, device: torch.device) -> Call:
     threat, place = fp.threats.honest_but_curious.granting("labels"), str(device)
     clients = [fp.Batch(image[None], torch.tensor([0])) for image in pictures(size, SIDE, torch.device("cpu"))]
     seen = [fp.simulate(fp.Scenario(model=model, clients=[one]), threat, device=place)[0] for one in clients]
-    together = SideBySide(attack=GradientMatching(labels=Labels.KNOWN, iterations=ITERATIONS))
+    together = SideBySide(attack=GradientMatching(labels=Labels.KNOWN, optimizer=LBFGS(inner=1), iterations=ITERATIONS))
     everything = joined(seen)
     return lambda: fp.run(together, everything, device=place)
 

@@ -49,7 +49,6 @@ for names in (
         "scipy.sparse.csgraph",
         "scipy.special",
     ),
-    ("highspy",),
     ("safetensors", "safetensors.torch"),
 ):
     try:

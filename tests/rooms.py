@@ -32,8 +32,8 @@ BELOW_THE_WALL: dict[str, tuple[str, str]] = {
         "vocabulary runtime network defenses client truth",
     ),
     "evaluation": (
-        "scores, residuals, baselines, and words for them",
-        "vocabulary solvers attacks runner truth metrics data",
+        "scores, residuals, ceilings, baselines, and words for them",
+        "vocabulary runtime solvers defenses client attacks runner truth metrics data simulation",
     ),
     "utility": ("accuracy and cost of a defense", "vocabulary runtime files defenses client"),
     "inspection": ("what a client sees in a model before it trains", "vocabulary files client"),

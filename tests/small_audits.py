@@ -12,11 +12,11 @@ from fedprism.audit.materials import Setup
 START = '[model]\nname = "fc2"\nkwargs = { hidden = 32 }\n[data]\nname = "digits"\n'
 SMALL = START + (
     '[grid]\nattacks = ["dense-inversion"]\nthreats = ["honest_but_curious"]\nbatch_sizes = [1, 2]\nseeds = [0, 1]\n'
-    'defenses = ["none", {name = "prune", ratio = 0.9}]\n[scores]\nmetrics = ["psnr"]\npictures = 1\n'
+    'defenses = ["none", {name = "prune", ratio = 0.9}]\n[scores]\nmetrics = ["psnr"]\npictures = 1\nceiling = false\n'
 )
 MATCHED = START.replace("fc2", "lenet").replace("kwargs = { hidden = 32 }\n", "") + (
     '[grid]\nattacks = [{name = "idlg", iterations = 3}]\nthreats = ["honest_but_curious"]\nbatch_sizes = [8]\n'
-    'seeds = [0]\n[scores]\nmetrics = ["psnr"]\npictures = 0\n'
+    'seeds = [0]\n[scores]\nmetrics = ["psnr"]\npictures = 0\nceiling = false\n'
 )
 
 

@@ -24,9 +24,7 @@ def _program(planted: Planted, user: int) -> tuple[float, bool]:
     if not Clock.processor:
         return clock, clock >= LIMIT
     sums, users = planted.sums.cpu(), planted.matrix.shape[1]
-    shared, _ = timed(
-        cpu, lambda: signal_space(sums, expected_rank=users, factors=None, cohort_sizes=None, device=cpu, seed=0)
-    )
+    shared, _ = timed(cpu, lambda: signal_space(sums, expected_rank=users, cohort_sizes=None, device=cpu, seed=0))
     return processor - shared, clock >= LIMIT
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 
 import fedprism as fp
-from fedprism.attacks import GradientMatching, Labels, TotalVariation
+from fedprism.attacks import LBFGS, GradientMatching, Labels, TotalVariation
 from fedprism.attacks.base import joined
 from fedprism.metrics import psnr
 from fedprism_papers.mixing_gradients.side_by_side import SideBySide
@@ -16,6 +16,8 @@ from workloads.base import Comparison, Conditions, matrix_rate, operations, pict
 
 TRIALS, SIDE = 64, 32
 ITERATIONS = {"cpu": 100, "cuda": 500}
+RATE = 0.05
+"""The length of a quasi-Newton step, that of the recipe `mixing`."""
 ALONE = {"cpu": 4, "cuda": 8}
 """How many of the trials are also run one after the other."""
 
@@ -31,7 +33,9 @@ def trials(conditions: Conditions) -> Iterator[Comparison]:
         batch = fp.Batch(image.unsqueeze(0), torch.tensor([number % 10]))
         parts.append(fp.simulate(fp.Scenario(model=model, clients=[batch]), threat, device=place)[0])
     iterations, alone = ITERATIONS[device.type], ALONE[device.type]
-    attack = GradientMatching(labels=Labels.KNOWN, priors=(TotalVariation(1e-4),), iterations=iterations)
+    attack = GradientMatching(
+        labels=Labels.KNOWN, priors=(TotalVariation(1e-4),), optimizer=LBFGS(inner=1), lr=RATE, iterations=iterations
+    )
     together, everything = SideBySide(attack=attack, memory=2**33 if device.type == "cuda" else 2**31), joined(parts)
 
     def quality(found: list[fp.Reconstruction]) -> str:

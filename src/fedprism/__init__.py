@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from fedprism.client.update import FedAvg, FedSGD, local_update
     from fedprism.defenses.base import chain
     from fedprism.errors import FedprismError, MissingKnowledge, NotApplicable
+    from fedprism.evaluation.ceiling import Ceiling, ceiling
     from fedprism.evaluation.residuals import residual
     from fedprism.evaluation.scoring import Scores, match, score, score_participation, score_updates
     from fedprism.runner import run
@@ -78,6 +79,8 @@ _HOME = {
     "FedprismError": "errors",
     "MissingKnowledge": "errors",
     "NotApplicable": "errors",
+    "Ceiling": "evaluation.ceiling",
+    "ceiling": "evaluation.ceiling",
     "residual": "evaluation.residuals",
     "run": "runner",
     "Scenario": "simulation.scenario",
@@ -101,6 +104,7 @@ _HOME = {
 
 __all__ = [
     "Batch",
+    "Ceiling",
     "FedAvg",
     "FedSGD",
     "FedprismError",
@@ -118,6 +122,7 @@ __all__ = [
     "attacks",
     "audit",
     "captures",
+    "ceiling",
     "chain",
     "client",
     "data",

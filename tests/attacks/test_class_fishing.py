@@ -91,6 +91,42 @@ def test_one_local_step_is_as_good_as_a_gradient(model: nn.Module, digits: fp.da
     assert fp.score(found, truth, metrics=("psnr",)).mean("psnr") > 50
 
 
+@pytest.mark.parametrize("factor", [1e-6, 1e6, -1.0])
+@pytest.mark.parametrize("times", [0, 1, 4])
+@pytest.mark.parametrize("others", [0, 20, 63])
+def test_samples_are_counted_whatever_the_scale(
+    others: int, times: int, factor: float, model: nn.Module, digits: fp.data.ImageSet
+) -> None:
+    attack = fp.attacks.ClassFishing(target=3, matching=fp.attacks.dense_inversion())
+    batch = drawn(digits, 3, others + 1, times=times)
+    protocol = fp.FedAvg(lr=0.01) if factor < 0 else fp.FedSGD()
+    observation, plain, _ = fished(attack, model, batch, protocol=protocol, defense=fp.defenses.Clip(0.01))
+    update = {name: factor * tensor for name, tensor in observation.round.update.items()}
+    scaled = dataclasses.replace(observation, rounds=(dataclasses.replace(observation.round, update=update),))
+    answer = fp.run(attack, scaled)
+    assert plain.diagnostics["fished"] == answer.diagnostics["fished"] == times
+    assert answer.status == plain.status
+    torch.testing.assert_close(answer.inputs, plain.inputs, atol=1e-4, rtol=1e-3)
+
+
+def test_of_two_classes_the_count_is_not_known(digits: fp.data.ImageSet) -> None:
+    pair = fp.models.build("fc2", input_shape=(1, 16, 16), hidden=64, classes=2, seed=0)
+    two = digits.batch([int((digits.labels == label).nonzero()[0]) for label in (0, 1, 1, 1)])
+    attack = fp.attacks.ClassFishing(target=0, matching=fp.attacks.dense_inversion())
+    _, found, _ = fished(attack, pair, two)
+    assert found.status.startswith(FishingStatus.UNSURE)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_in_place_of_an_update_is_no_closed_trap(seed: int, model: nn.Module, digits: fp.data.ImageSet) -> None:
+    attack = fp.attacks.ClassFishing(target=3, matching=fp.attacks.dense_inversion())
+    observation, _, _ = fished(attack, model, drawn(digits, 3, 63))
+    rng = torch.Generator().manual_seed(seed)
+    noise = {name: torch.randn(tensor.shape, generator=rng) for name, tensor in observation.round.update.items()}
+    planted = dataclasses.replace(observation, rounds=(dataclasses.replace(observation.round, update=noise),))
+    assert fp.run(attack, planted).status.startswith(FishingStatus.OPEN)
+
+
 def test_an_absent_class_is_said_to_be_absent(model: nn.Module, digits: fp.data.ImageSet) -> None:
     _, found, _ = fished(fp.attacks.ClassFishing(target=3), model, drawn(digits, 3, 15, times=0))
     assert found.status == FishingStatus.ABSENT

@@ -10,7 +10,7 @@ from torch import nn
 
 import fedprism as fp
 from fedprism.attacks import Adam, Encodings, Labels, MixedSamples, Starts, TotalVariation, bn_exact
-from fedprism.attacks.mixed_samples import _Mixed, _Together
+from fedprism.attacks.mixed_samples import _mixtures, _Together
 from fedprism.defenses import InstaHide, MixUp, Prune
 from fedprism.types import Knowledge
 
@@ -103,8 +103,8 @@ def test_pruning_that_is_known_is_followed(network: nn.Module, images: fp.Batch)
 def test_the_true_images_explain_everything(network: nn.Module, images: fp.Batch) -> None:
     observation, truth = mixed(network, images, MixUp(3), SERVER.granting("batchnorm_exact"))
     attack = MixedSamples(matching=MATCHING)
-    mixing = _Mixed.of(attack, observation)
-    together = _Together([attack._update(*pair) for pair in zip(mixing.singles, mixing.weights, strict=True)], MATCHING)
+    singles, weights = _mixtures(attack.name, observation)
+    together = _Together([attack._update(*pair) for pair in zip(singles, weights, strict=True)], MATCHING)
     found = together.gradients_of(truth.inputs, None)
     assert all(torch.allclose(ours, sent, atol=1e-5) for ours, sent in zip(found, together.target, strict=True))
     assert sum(float(tensor.square().sum()) for tensor in together.target) == pytest.approx(3), "each update counts one"

@@ -201,7 +201,7 @@ def test_data_without_the_property_and_missing_knowledge_are_refused(halves: tup
         fp.run(PropertyInference(), delta)
 
 
-@pytest.mark.parametrize("change", [{"share": 0.0}, {"share": 1.5}, {"shadows": 5}, {"widest": 0}])
+@pytest.mark.parametrize("change", [{"fraction": 0.0}, {"fraction": 1.5}, {"shadows": 5}, {"widest": 0}])
 def test_settings_out_of_range_are_refused(change: dict[str, float]) -> None:
     with pytest.raises(fp.errors.BadInput, match="out of range"):
         PropertyInference(**change)  # type: ignore[arg-type]

@@ -124,7 +124,7 @@ def test_sums_of_several_clients_are_taken_apart(tmp_path: Path) -> None:
         '[grid]\nclients = [4]\nbatch_sizes = [1]\nseeds = [0]\nthreats = ["secure_aggregation"]\n'
         'attacks = ["disaggregation", {name = "disaggregation", then = "dense-inversion"}]\n'
     )
-    updates, images = list(run_audit(planned(text), tmp_path / "out"))
+    updates, images, _ = run_audit(planned(text), tmp_path / "out")
     assert updates.record is not None
     assert updates.record.scores is not None
     assert updates.record.scores["means"]["update-error"] < 1e-5

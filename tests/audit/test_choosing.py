@@ -106,7 +106,7 @@ def test_batch_norm_is_attacked_by_a_server_that_is_sent_its_statistics(tmp_path
     assert ("inverting-gradients", "honest_but_curious") in combinations(laid)
     again = reasons(laid)["inverting-gradients under honest_but_curious +batchnorm_running"]
     assert again == "it makes no use of knowing batchnorm_running"
-    short = f'{text}[grid]\nattacks = [{{name = "bn-infer", iterations = 2}}]\nbatch_sizes = [2]\nseeds = [0]\n'
+    short = f'{text}[grid]\nattacks = [{{name = "bn-infer", iterations = 2}}]\nbatch_sizes = [2]\nseeds = [0]\n[scores]\nceiling = false\n'
     (tmp_path / "plan.toml").write_text(short)
     setup = prepare(tmp_path / "plan.toml")
     (cell,) = lay_out(setup).cells

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedprism import cli
-from fedprism.audit import Plan, checked_plan, lay_out, load_plan, parse_plan, prepare, template
+from fedprism.audit import Plan, checked_plan, lay_out, load_plan, parse_plan, prepare, proposing, template
 from fedprism.audit.entries import chains
 from fedprism.errors import BadPlan, FedprismError
 
@@ -124,7 +125,7 @@ def test_a_wrong_key_is_named_in_one_sentence(text: str, words: list[str]) -> No
 
 
 def test_a_plan_that_is_not_there_says_how_to_get_one(tmp_path: Path) -> None:
-    with pytest.raises(BadPlan, match="fedprism plan init"):
+    with pytest.raises(BadPlan, match="fedprism init"):
         load_plan(tmp_path / "missing.toml")
     (tmp_path / "huge.toml").write_bytes(b"#" * (2**20 + 1))
     with pytest.raises(BadPlan, match="at most 1048576 bytes"):
@@ -157,7 +158,7 @@ def test_data_that_do_not_do_are_told_before_anything_runs(tmp_path: Path, chang
         lay_out(prepare(tmp_path / "plan.toml"))
 
 
-# --- what plan init writes -------------------------------------------------------------------------------------------
+# --- what init writes -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("model", [None, "lenet", "vgg16", "my.code:network"])
@@ -166,6 +167,28 @@ def test_a_written_plan_is_valid(model: str | None, data: str | None) -> None:
     plan = parse_plan(template.text(model, data))
     assert plan.model is not None
     assert plan.model.name == (model or "fc2") or plan.model.factory == model
+
+
+def test_proposed_strengths_follow_the_model_s_updates(tmp_path: Path) -> None:
+    materials = prepare(parse_plan(template.text("lenet", "digits"))).materials()
+    strengths = proposing.measured(materials)
+    network, batch = materials.network(0), materials.batch(torch.arange(8))
+    loss = torch.nn.functional.cross_entropy(network(batch.inputs), batch.labels)
+    gradient = torch.cat([each.flatten() for each in torch.autograd.grad(loss, [*network.parameters()])])
+    length = gradient.norm().item()
+    assert 0.4 * length < strengths.update < 2.5 * length, "a typical batch is not far from the median"
+    assert strengths.update < strengths.sample, "gradients of a batch cancel in part"
+    assert strengths.entry == pytest.approx(strengths.update / gradient.numel() ** 0.5, rel=0.06)
+    written = parse_plan(proposing.proposed("lenet", "digits", tmp_path))
+    clip, noise = written.grid.defenses[3]
+    assert clip.settings["norm"] == strengths.update
+    assert noise.settings["std"] == (strengths.weak, strengths.entry)
+    assert written.utility is not None
+    assert written.utility.lr == "search"
+
+
+def test_a_model_that_is_not_there_yet_gets_usual_strengths(tmp_path: Path) -> None:
+    assert proposing.proposed("no.such:network", "images", tmp_path) == template.text("no.such:network", "images")
 
 
 def test_a_written_plan_explains_every_key() -> None:
@@ -186,12 +209,12 @@ def test_the_written_defaults_are_the_defaults() -> None:
         assert tomllib.loads(line.removeprefix("# "))
 
 
-def test_plan_init_leaves_an_existing_file_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_leaves_an_existing_file_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "plan.toml"
-    assert cli.main(["plan", "init", "-o", str(file), "--model", "lenet"]) == 0
+    assert cli.main(["init", "-o", str(file), "--model", "lenet"]) == 0
     written = file.read_text()
     assert load_plan(file).model is not None
-    assert cli.main(["plan", "init", "-o", str(file)]) == 2
+    assert cli.main(["init", "-o", str(file)]) == 2
     assert "found" in capsys.readouterr().err
     assert file.read_text() == written
 

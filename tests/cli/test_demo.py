@@ -1,4 +1,4 @@
-"""`fedprism demo`: the audit of the plan that `fedprism plan init` writes, in its quick form here."""
+"""`fedprism demo`: the audit of the plan that `fedprism init` writes, in its quick form here."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ from pathlib import Path
 import pytest
 
 from fedprism import cli
-from fedprism.audit import load_audit, template
+from fedprism.audit import load_audit, proposing, template
 
-QUICK = (("epochs = 5 ", "epochs = 1 "), ("seeds = [0, 1] ", "seeds = [0] "), ("# timed_steps = 21", "timed_steps = 0"))
+QUICK = (
+    ("epochs = 5 ", "epochs = 1 "),
+    ("seeds = [0, 1] ", "seeds = [0] "),
+    ("# timed_steps = 21", "timed_steps = 0"),
+    ('lr = "search" ', "lr = 0.05 "),
+)
 
 
 @pytest.fixture
@@ -20,12 +25,12 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     for before, after in QUICK:
         assert before in plan
         plan = plan.replace(before, after)
-    monkeypatch.setattr(template, "text", lambda: plan)
+    monkeypatch.setattr(proposing, "proposed", lambda *asked: plan)
     monkeypatch.chdir(tmp_path)
     return plan
 
 
-def test_the_demo_audits_the_plan_that_plan_init_writes(quick: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_demo_audits_the_plan_that_init_writes(quick: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["demo", "--device", "cpu"]) == 0
     folder = Path("fedprism-demo")
     assert tomllib.loads((folder / "plan.toml").read_text()) == tomllib.loads(quick)

@@ -42,22 +42,22 @@ def observed(model: nn.Module, size: int = 5, **changes: object) -> fp.Observati
 
 def test_a_share_is_taken_inside_its_block_alone() -> None:
     assert memory.together(10) == 10
-    assert not memory.splits()
-    with memory.taking(0.25) as share:
-        assert memory.splits()
+    assert not memory.is_limited()
+    with memory.limited_to(0.25) as share:
+        assert memory.is_limited()
         assert not share.divisible
         assert memory.together(10) == 2
         assert share.divisible
         assert memory.together(1) == 1
     assert memory.together(10) == 10
-    with memory.taking(0.01) as share:
+    with memory.limited_to(0.01) as share:
         assert memory.together(10) == 1, "there is always one"
     assert not share.divisible, "one cannot be halved"
 
 
 @pytest.mark.parametrize("part", [0.0, -1.0, 1.5, float("nan")])
 def test_a_share_is_a_share(part: float) -> None:
-    with pytest.raises(ValueError, match="share"), memory.taking(part):
+    with pytest.raises(ValueError, match="fraction"), memory.limited_to(part):
         pass
 
 
@@ -98,7 +98,7 @@ def test_gradient_matching_takes_the_same_way_in_parts(labels: Labels, part: flo
     )
     observation = observed(network())
     whole = fp.run(attack, observation, seed=0, device="cpu")
-    with memory.taking(part) as share:
+    with memory.limited_to(part) as share:
         found = fp.run(attack, observation, seed=0, device="cpu")
     assert share.divisible == (part == 0.5)
     assert whole.inputs is not None
@@ -137,7 +137,7 @@ def test_batches_that_see_each_other_stay_whole(monkeypatch: pytest.MonkeyPatch)
         pruned, knowledge=dataclasses.replace(pruned.knowledge, defense=fp.defenses.Clip(1e-3))
     )
     for observation in (normalised, pruned):
-        with monkeypatch.context() as patched, memory.taking(0.2) as share:
+        with monkeypatch.context() as patched, memory.limited_to(0.2) as share:
             assert asked_at_a_time(observation, patched) == 5
         assert not share.divisible, "nothing is gained by halving once more"
 
@@ -162,13 +162,13 @@ def test_a_large_batch_is_trained_on_in_parts_that_fit(
 def test_what_clients_send_is_the_same_in_parts() -> None:
     for model in (network(), network(nn.BatchNorm2d(4))):
         whole = observed(model).rounds[0].update
-        with memory.taking(0.4):
+        with memory.limited_to(0.4):
             parts = observed(model).rounds[0].update
         for name, tensor in whole.items():
             torch.testing.assert_close(parts[name], tensor, rtol=1e-9, atol=1e-12)
     params = dict(network().named_parameters())
     each = example_gradients(network(), params, {}, some(5), nn.CrossEntropyLoss())
-    with memory.taking(0.4):
+    with memory.limited_to(0.4):
         chunked = example_gradients(network(), params, {}, some(5), nn.CrossEntropyLoss())
     for name, tensor in each.items():
         torch.testing.assert_close(chunked[name], tensor, rtol=1e-12, atol=1e-14)
@@ -188,7 +188,7 @@ def test_images_are_found_by_themselves_however_many_at_a_time() -> None:
     whole = invert_features(features_of, target, start, settings=settings)
     assert max(sizes) == 5
     sizes.clear()
-    with memory.taking(0.5):
+    with memory.limited_to(0.5):
         parts = invert_features(features_of, target, start, settings=settings)
     assert max(sizes) == 2
     torch.testing.assert_close(parts.inputs, whole.inputs, rtol=1e-10, atol=1e-12)
@@ -197,7 +197,8 @@ def test_images_are_found_by_themselves_however_many_at_a_time() -> None:
 def test_fewer_clients_train_at_once() -> None:
     model = network()
     params = dict(model.named_parameters())
-    training = cohort._Training.of(model, params, {}, None, nn.CrossEntropyLoss(), fp.FedSGD())
+    held = dict(model.named_buffers())
+    training = cohort._Training(model, params, held, nn.CrossEntropyLoss(), fp.FedSGD())
     usual = training.fitting(some(2))
-    with memory.taking(0.5):
+    with memory.limited_to(0.5):
         assert training.fitting(some(2)) == usual // 2

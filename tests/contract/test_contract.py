@@ -20,6 +20,7 @@ from fedprism.attacks import (
     GradientMatching,
     MixedSamples,
     PropertyInference,
+    RowSpaceInversion,
 )
 from fedprism.defenses import DEFENSES, Context, Defense
 from fedprism.types import Update, detached
@@ -53,6 +54,8 @@ def quick(name: str) -> Attack:
         return dataclasses.replace(attack, shadows=20)
     if isinstance(attack, ClassFishing | MixedSamples):
         return dataclasses.replace(attack, matching=dataclasses.replace(attack.matching, iterations=2))  # type: ignore[type-var]
+    if isinstance(attack, RowSpaceInversion):
+        return dataclasses.replace(attack, starts=1, steps=2)
     if isinstance(attack, Encodings):
         return dataclasses.replace(attack, inner=dataclasses.replace(attack.inner, iterations=2))  # type: ignore[type-var]
     return dataclasses.replace(attack, iterations=2) if isinstance(attack, GradientMatching) else attack
@@ -78,6 +81,10 @@ def attacked(name: str, scenario: fp.Scenario) -> fp.Scenario:
     needs = ATTACKS[name]().needs
     if name == "patch-inversion":
         return dataclasses.replace(scenario, model=small_vit(), clients=[scenario.clients[0][:1]])
+    if name == "embedding-inversion":
+        tokens = torch.randint(0, 40, (2, 6), generator=torch.Generator().manual_seed(1))
+        clients = [fp.Batch(tokens, torch.tensor([0, 1]))]
+        return dataclasses.replace(scenario, model=bag_of_words(), clients=clients, public_data=None)
     if name.startswith("mkor"):
         return dataclasses.replace(scenario, model=chain_of_layers())
     if "mixing" in needs:
@@ -89,6 +96,12 @@ def attacked(name: str, scenario: fp.Scenario) -> fp.Scenario:
         convolution = nn.Conv2d(3, 4, 5, stride=2, bias=False)
         model = nn.Sequential(convolution, nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 14 * 14, 10))
     return dataclasses.replace(scenario, model=model)
+
+
+def bag_of_words() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        return nn.Sequential(nn.EmbeddingBag(40, 8), nn.Linear(8, 10))
 
 
 def chain_of_layers() -> nn.Module:

@@ -266,7 +266,7 @@ def test_the_watch_logs_and_stops(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert len(fp.captures.load(tmp_path / "stopped").rounds) == 1
     (told,) = read_facts(tmp_path / "stopped")
     assert told.norms["a"] == pytest.approx(told.leakage.norm)
-    with pytest.raises(BadInput, match="share from 0 to 1"):
+    with pytest.raises(BadInput, match="fraction from 0 to 1"):
         Watch(stop_above=2.0)
 
 

@@ -58,7 +58,7 @@ for arguments in (
     ["demo", "-o", "demo"],
     *(["list", table] for table in ("attacks", "defenses", "metrics", "models", "data", "threats", "recipes")),
     ["reproduce", "gradattack-fig-2", "--quick", "-o", "recipe"],
-    ["plan", "init", "-o", "embedded.toml"],
+    ["init", "-o", "embedded.toml"],
     ["audit", "plan.toml", "-o", "audit", "--workers", "2"],
 ):
     code = main(arguments)

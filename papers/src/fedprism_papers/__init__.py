@@ -11,10 +11,10 @@ from fedprism_papers.shared.report import carry_out, notes, table
 __all__ = ["RECIPES", "Outcome", "Recipe", "Row", "Settings", "carry_out", "notes", "table"]
 
 MODULES = {  # where a module has several recipes, `:` and the name of this one
-    "cpa-table-1": "cocktail_party.table_1",
+    "cpa-table-1": "cocktail_party.tables_1_3_and_4:TABLE_1",
     "cpa-table-2": "cocktail_party.tables_2_and_5:TABLE_2",
-    "cpa-table-3": "cocktail_party.table_3",
-    "cpa-table-4": "cocktail_party.table_4",
+    "cpa-table-3": "cocktail_party.tables_1_3_and_4:TABLE_3",
+    "cpa-table-4": "cocktail_party.tables_1_3_and_4:TABLE_4",
     "cpa-table-5": "cocktail_party.tables_2_and_5:TABLE_5",
     "cpa-fig-7": "cocktail_party.fig_7",
     "cpa-defenses": "cocktail_party.defenses",

@@ -10,8 +10,7 @@ import torch
 import fedprism as fp
 from fedprism_papers import Settings
 from fedprism_papers.disaggregation import fig_9
-from fedprism_papers.disaggregation.federation import cohorts, score_users
-from fedprism_papers.disaggregation.first_users import FirstUsers
+from fedprism_papers.disaggregation.federation import FirstUsers, cohorts, score_users
 from fedprism_papers.shared.measuring import ANSWERED, OVER_40_DB
 
 USERS, ROUNDS = 12, 60
@@ -42,13 +41,13 @@ def test_images_count_only_with_their_owner(scenario: fp.Scenario) -> None:
     right = fp.Reconstruction(inputs=truth.inputs, owners=truth.owners, ambiguity=frozenset({"order"}))
     swapped = dataclasses.replace(right, owners=tuple(reversed(truth.owners)))
     settings = Settings(quick=True)
-    good, pictures = score_users(right, truth, settings, 3)
-    bad, _ = score_users(swapped, truth, settings, 3)
+    good, pictures, _ = score_users(right, truth, settings, 3)
+    bad, *_ = score_users(swapped, truth, settings, 3)
     assert (good[OVER_40_DB], good[ANSWERED]) == (1.0, 1.0)
     assert bad[OVER_40_DB] == 0.0
     assert bad[ANSWERED] == 1.0
     assert len(pictures["originals"]) == len(pictures["recovered"]) == 6
-    assert score_users(fp.Reconstruction(owners=()), truth, settings, 3) == ({OVER_40_DB: 0.0, ANSWERED: 0.0}, {})
+    assert score_users(fp.Reconstruction(owners=()), truth, settings, 3) == ({OVER_40_DB: 0.0, ANSWERED: 0.0}, {}, 0.0)
 
 
 def test_only_the_first_users_are_handed_on(scenario: fp.Scenario) -> None:

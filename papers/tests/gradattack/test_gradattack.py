@@ -21,6 +21,7 @@ from fedprism_papers.gradattack import labels as labels
 from fedprism_papers.gradattack import table_2 as table
 from fedprism_papers.gradattack import table_2_trials as parts
 from fedprism_papers.shared.base import Row
+from fedprism_papers.shared.victims import IMAGENET
 
 QUICK = Settings(quick=True, device="cpu")
 
@@ -58,9 +59,9 @@ def test_average_best_and_spread_are_over_all_images(data: study.Data) -> None:
 
 
 def test_images_that_nobody_attacked_are_not_the_attacked_ones(data: study.Data) -> None:
-    answers = study.strangers(data, 4, 2, QUICK)
-    assert [len(part.inputs) for part in answers.parts if part.inputs is not None] == [2, 2]
-    assert study.scored(answers, data.attacked[:4], data.normalization, QUICK).mean("PSNR") < 15
+    outcome = study.scored_strangers(data, data.attacked[:4], 2, QUICK)
+    assert len(outcome.statuses) == 2, "batches of two"
+    assert outcome.mean("PSNR") < 15
 
 
 # --- figure 1: batch-norm knowledge ----------------------------------------------------------------------------------
@@ -75,8 +76,8 @@ def photograph() -> fig_1.Scene:
 def test_exact_statistics_show_more_of_a_photograph_than_running_ones(photograph: fig_1.Scene) -> None:
     def decibels(knowledge: str) -> float:
         method = fig_1.attack(knowledge, fig_1.PUBLISHED_WEIGHTS, 120)
-        answers = study.invert(method, photograph.target, [photograph.images], fig_1.threat(), QUICK)
-        return fig_1.outcome(photograph, answers, QUICK).mean("PSNR")
+        answers = study.invert(method, photograph.target, [photograph.images], fig_1.THREAT, QUICK)
+        return study.scored(answers, photograph.images, IMAGENET, QUICK).mean("PSNR")
 
     assert decibels("exact") > decibels("proxy") + 3
 
@@ -89,7 +90,7 @@ def test_weights_are_chosen_without_the_attacked_images(photograph: fig_1.Scene)
     noise = fp.Batch(torch.randn(1, 3, 16, 16), torch.tensor([0]))
     assert fig_1.choose(replace(photograph, images=noise), "exact", settings) == found
     assert set(fig_1.choose(photograph, "proxy", settings).values) == {fig_1.TV}, "there is nothing to pull towards"
-    assert not torch.equal(photograph.own.inputs, photograph.images.inputs)
+    assert not torch.equal(photograph.rehearsed.inputs, photograph.images.inputs)
 
 
 def test_figure_1_says_what_was_chosen(photograph: fig_1.Scene) -> None:

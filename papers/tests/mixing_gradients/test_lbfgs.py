@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedprism_papers.mixing_gradients.lbfgs import BatchedLBFGS, Descent
+from fedprism_papers.mixing_gradients.lbfgs import BatchedLBFGS
 
 PROBLEMS, SIZE = 5, 12
 STIFFNESS = torch.linspace(1, 9, PROBLEMS, dtype=torch.float64)
@@ -51,7 +51,7 @@ def alone(start: Tensor, stiffness: Tensor, steps: int, lr: float, history: int)
     return point.detach()
 
 
-def after(descent: Descent, steps: int) -> Descent:
+def after(descent: BatchedLBFGS, steps: int) -> BatchedLBFGS:
     for _ in range(steps):
         descent.step()
     return descent

@@ -21,12 +21,12 @@ from fedprism_papers.mixing_gradients import accuracy, mixing, trials
 from fedprism_papers.mixing_gradients.accuracy import TenClients, Training
 from fedprism_papers.mixing_gradients.mixing import cases, outcome
 from fedprism_papers.mixing_gradients.trials import (
+    BEATS_BLANK,
     CLOSE_PIXELS,
     CRITERIA,
     KINDS,
     LOOSE,
     ORDINARY,
-    SEEN,
     STRICT,
     UNCUT_LOOSE,
     UNCUT_STRICT,
@@ -39,7 +39,6 @@ from fedprism_papers.mixing_gradients.trials import (
 from fedprism_papers.shared import report
 from fedprism_papers.shared.base import Announce
 from fedprism_papers.shared.charts import Rate, bars, histograms, maps, page, points
-from fedprism_papers.shared.trials import ResultStore
 
 SMALL = Settings(quick=True, sizes=(1,), batches=1, iterations=2)
 
@@ -61,11 +60,11 @@ def test_scores_of_planted_answers(digits: fp.data.ImageSet) -> None:
     assert torch.equal(scored["pictures"][0, 0], sources[0, 0])
     assert torch.equal(scored["pictures"][0, 1], sources[0, 0])
     assert float(scored["avd"][1]) == float(scored["blank"][1])  # a blank image scores what a blank image scores
-    assert torch.isinf(scored["seen"]).tolist()[1]
+    assert torch.isinf(scored["beats blank"]).tolist()[1]
     assert float(scored["mse"][2]) > 0.05
     plain = {metric: values.tolist() for metric, values in scored.items() if metric != "pictures"}
     assert recovered(plain, STRICT).successes == 2  # the paper's threshold counts the blank one too
-    assert recovered(plain, SEEN).successes == recovered(plain, CLOSE_PIXELS).successes == 1
+    assert recovered(plain, BEATS_BLANK).successes == recovered(plain, CLOSE_PIXELS).successes == 1
     assert recovered(plain, LOOSE).trials == 3
 
 
@@ -83,7 +82,7 @@ def test_outcomes_count_trials() -> None:
     scored = {
         "avd": [0.1, 0.7, 0.9],
         "uncut": [0.7, 0.9, 0.9],
-        "seen": [0.1, float("inf"), float("inf")],
+        "beats blank": [0.1, float("inf"), float("inf")],
         "mse": [0.001, 0.05, 0.2],
         "mse of avd": [0.001, 0.05, 0.2],
         "blank": [0.4, 0.4, 0.4],
@@ -93,7 +92,7 @@ def test_outcomes_count_trials() -> None:
     }
     made = outcome(scored)
     shares = {name: made.mean(name) for name in CRITERIA}
-    cut = {STRICT: 1 / 3, LOOSE: 2 / 3, SEEN: 1 / 3, CLOSE_PIXELS: 1 / 3}
+    cut = {STRICT: 1 / 3, LOOSE: 2 / 3, BEATS_BLANK: 1 / 3, CLOSE_PIXELS: 1 / 3}
     assert shares == pytest.approx({UNCUT_STRICT: 0, UNCUT_LOOSE: 1 / 3, **cut})
     low, high = made.details["intervals"][LOOSE]  # type: ignore[index]
     assert low < 2 / 3 < high
@@ -108,18 +107,18 @@ def test_an_attack_that_goes_on_recovers_and_one_that_does_not_start_does_not(
     digits: fp.data.ImageSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trials, "ATTACKS", {"l2": trials.ATTACKS["l2"]})
-    done = attacked(case(width=4), digits, 1, SMALL, silent).values
+    done = attacked(case(width=4), digits, 1, SMALL).scores
     assert set(done) == set(KINDS)
     assert max(recovered(scored, CLOSE_PIXELS).rate for scored in done["random"].values()) == 1
-    begun = attacked(case(width=4, effort=Effort(iterations=1, lr=0.05)), digits, 1, SMALL, silent).values
-    assert all(recovered(scored, SEEN).rate == 0 for found in begun.values() for scored in found.values())
+    begun = attacked(case(width=4, effort=Effort(iterations=1, lr=0.05)), digits, 1, SMALL).scores
+    assert all(recovered(scored, BEATS_BLANK).rate == 0 for found in begun.values() for scored in found.values())
 
 
 def test_a_kind_of_batch_that_the_data_does_not_have_is_left_out() -> None:
     images = torch.randint(256, (4, 1, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     single = fp.data.ImageSet("single", images, torch.arange(4), tuple("abcd"))
-    cell = attacked(case(size=2, effort=Effort(iterations=1, lr=0.05)), single, 1, SMALL, silent)
-    assert set(cell.values) == {"random"}
+    cell = attacked(case(size=2, effort=Effort(iterations=1, lr=0.05)), single, 1, SMALL)
+    assert set(cell.scores) == {"random"}
 
 
 # --- pictures --------------------------------------------------------------------------------------------------------
@@ -226,7 +225,7 @@ def test_a_rate_suits_every_seed(other: dict[float, float], chosen: float, monke
     monkeypatch.setattr(accuracy, "RATES", tuple(first))
     monkeypatch.setattr(accuracy, "trained", planted)
     wanted = Training(data="mnist", width=12, loss="softmax_mse", labels="equal")
-    assert accuracy.best_rate(wanted, Settings(), ResultStore(None)) == chosen
+    assert accuracy.best_rate(wanted, Settings(), silent) == chosen
 
 
 def test_networks_with_ordinary_weights_differ_from_trial_to_trial(digits: fp.data.ImageSet) -> None:
@@ -252,7 +251,7 @@ def test_a_quick_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.Mo
     def never(*_: object, **__: object) -> dict[str, Any]:
         raise AssertionError("a finished cell was made again")
 
-    monkeypatch.setattr(mixing, "attacked", never)
+    monkeypatch.setattr(trials, "attacked", never)
     monkeypatch.setattr(accuracy.utility, "measure", never)
     rows = report.carry_out(mixing.RECIPE, SMALL, tmp_path, silent)
     assert len(rows) == 2 * 3 * 2  # two networks, three losses, two kinds of labels

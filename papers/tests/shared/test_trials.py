@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from fedprism.errors import FedprismError
+from fedprism.errors import BadInput, FedprismError
+from fedprism.experiments import Outcome as TrialOutcome
 from fedprism_papers import Recipe, Row, Settings
 from fedprism_papers.shared import report
 from fedprism_papers.shared.base import Announce
-from fedprism_papers.shared.trials import ResultStore, StoredResult, Trial, run_trials
+from fedprism_papers.shared.trials import RecipeTrial, finish, finished
 
 
-@dataclass(frozen=True)
-class Counted(Trial):
+@dataclass(frozen=True, kw_only=True)
+class Counted(RecipeTrial):
     """Squares its number, and leaves a trace of having been asked."""
 
     number: int
@@ -28,12 +29,17 @@ class Counted(Trial):
     def title(self) -> str:
         return f"number {self.number}"
 
-    def run(self, settings: Settings) -> StoredResult:
+    def run(self, device: str | None) -> TrialOutcome:
         if self.number < 0:
             raise ValueError("a number below zero")
         with (self.traces / str(self.number)).open("a") as file:
             file.write("asked\n")
-        return StoredResult({"square": self.number**2}, {"noise": torch.full((2,), settings.seed + 0.5).double()})
+        noise = torch.full((2,), self.settings.seed + 0.5).double()
+        return self.done({"square": self.number**2, "infinite": float("inf")}, {"noise": noise})
+
+
+def counted(numbers: tuple[int, ...], traces: Path, settings: Settings) -> list[Counted]:
+    return [Counted(number=number, traces=traces, settings=settings) for number in numbers]
 
 
 def asked(traces: Path) -> int:
@@ -41,39 +47,60 @@ def asked(traces: Path) -> int:
 
 
 @pytest.mark.parametrize("workers", [None, 1, 2])
-def test_every_part_is_made_and_only_once(workers: int | None, tmp_path: Path) -> None:
+def test_every_trial_is_run_and_only_once(workers: int | None, tmp_path: Path) -> None:
     traces, said = tmp_path / "traces", list[str]()
     traces.mkdir()
-    parts = [Counted(number, traces) for number in (3, 1, 2)]
     settings = Settings(seed=7, workers=workers, finished=tmp_path / "finished")
-    first = dict(run_trials(parts, settings, said.append))
-    assert {part: made.values["square"] for part, made in first.items()} == dict(zip(parts, (9, 1, 4), strict=True))
-    assert all(torch.equal(made.tensors["noise"], torch.full((2,), 7.5).double()) for made in first.values())
+    trials = counted((3, 1, 2), traces, settings)
+    first = {result.trial: result for result in finished(trials, settings, said.append)}
+    assert {trial: result.outcome.values["square"] for trial, result in first.items()} == dict(
+        zip(trials, (9, 1, 4), strict=True)
+    )
+    assert {result.outcome.values["infinite"] for result in first.values()} == {float("inf")}
+    assert all(torch.equal(result.tensors["noise"], torch.full((2,), 7.5).double()) for result in first.values())
     assert any("number 2" in words for words in said)
-    again = dict(run_trials(parts, settings, said.append))
-    assert {part: made.values for part, made in again.items()} == {part: made.values for part, made in first.items()}
+    again = {result.trial: result for result in finished(trials, settings, said.append)}
+    assert {trial: result.outcome for trial, result in again.items()} == {
+        trial: result.outcome for trial, result in first.items()
+    }
     assert asked(traces) == 3, "what is finished is not computed again"
-    assert dict(run_trials(parts, replace(settings, seed=8), said.append))[parts[0]].tensors["noise"][0] == 8.5
+    (other,) = counted((3,), traces, replace(settings, seed=8))
+    assert finish(other, said.append).tensors["noise"][0] == 8.5, "nor is it taken for that of other settings"
 
 
-def test_a_part_that_fails_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FedprismError, match="number -1: the task raised ValueError: a number below zero"):
-        list(run_trials([Counted(-1, tmp_path)], Settings(workers=2), lambda doing: None))
+def test_an_error_that_nobody_expected_names_its_trial_or_ends_the_run(tmp_path: Path) -> None:
+    for workers, error in ((2, FedprismError), (None, ValueError)):
+        settings = Settings(workers=workers)
+        with pytest.raises(error, match="a number below zero"):
+            list(finished(counted((-1,), tmp_path, settings), settings, lambda doing: None))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refused(Counted):
+    def run(self, device: str | None) -> TrialOutcome:
+        raise BadInput("expected another number, found this one; change it.")
+
+
+def test_bad_input_is_one_sentence_with_the_trials_title(tmp_path: Path) -> None:
+    trial = Refused(number=5, traces=tmp_path, settings=Settings())
+    with pytest.raises(FedprismError, match="number 5: expected another number, found this one; change it"):
+        finish(trial, lambda doing: None)
 
 
 def test_a_stopped_run_goes_on_and_a_complete_one_leaves_nothing_to_go_on_from(tmp_path: Path) -> None:
-    parts = [Counted(number, tmp_path) for number in (1, 2)]
+    traces = tmp_path / "traces"
+    traces.mkdir()
 
     def run(settings: Settings, announce: Announce, *, stopping: bool) -> Iterator[Row]:
-        for part, made in run_trials(parts, settings, announce):
-            if stopping and part == parts[1]:
+        for trial, outcome, _ in finished(counted((1, 2), traces, settings), settings, announce):
+            if stopping and trial.number == 2:
                 raise KeyboardInterrupt
-            yield Row(cell={"part": part.title}, entries={"square": made.values["square"]})
+            yield Row(cell={"trial": trial.title}, entries={"square": outcome.values["square"]})
 
     def recipe(*, stopping: bool) -> Recipe:
         return Recipe(name="r", summary="s", citation="c", shown=(), run=partial(run, stopping=stopping))
 
-    folder, traces = tmp_path / "out", tmp_path
+    folder = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
         report.carry_out(recipe(stopping=True), Settings(), folder, print)
     (folder / "finished" / "mine.txt").write_text("somebody else's")
@@ -83,18 +110,17 @@ def test_a_stopped_run_goes_on_and_a_complete_one_leaves_nothing_to_go_on_from(t
     assert [path.name for path in (folder / "finished").iterdir()] == ["mine.txt"]
 
 
-@dataclass(frozen=True)
-class Large(Trial):
-    """Fits only where nothing else runs."""
+@dataclass(frozen=True, kw_only=True)
+class Large(Counted):
+    """Has no room at its first try, which is beside others."""
 
-    error: Exception
+    error: Exception = field(repr=False)
 
-    title = "large"  # type: ignore[assignment]
-
-    def run(self, settings: Settings) -> StoredResult:
-        if settings.workers:
+    def run(self, device: str | None) -> TrialOutcome:
+        if not (self.traces / "tried").exists():
+            (self.traces / "tried").write_text("")
             raise self.error
-        return StoredResult({"alone": True}, {})
+        return self.done({"alone": True}, {})
 
 
 @pytest.mark.parametrize(
@@ -106,25 +132,35 @@ class Large(Trial):
     ],
     ids=["torch", "cuBLAS", "cuSOLVER"],
 )
-def test_what_has_no_room_beside_others_is_made_alone(error: Exception, tmp_path: Path) -> None:
-    parts = [Large(error), Counted(1, tmp_path)]
-    found = list(run_trials(parts, Settings(workers=2), lambda doing: None))
-    assert [part for part, _ in found] == [parts[1], parts[0]]
-    assert found[1][1].values == {"alone": True}
+def test_what_has_no_room_beside_others_is_run_alone(error: Exception, tmp_path: Path) -> None:
+    settings = Settings(workers=2)
+    trials = [Large(number=2, traces=tmp_path, settings=settings, error=error), *counted((1,), tmp_path, settings)]
+    results = list(finished(trials, settings, lambda doing: None))
+    assert [result.trial.number for result in results] == [1, 2]
+    assert results[1].outcome.values["alone"] is True
 
 
-@pytest.mark.parametrize("damage", [b"", b"not a safetensors file", None])
-def test_a_damaged_part_is_computed_again(damage: bytes | None, tmp_path: Path) -> None:
-    store, calls = ResultStore(tmp_path), list[int]()
-
-    def make() -> StoredResult:
-        calls.append(1)
-        return StoredResult({"a": [1, "b"]}, {"t": torch.arange(4)})
-
-    store.get({"cell": 1}, make)
-    (path,) = tmp_path.iterdir()
+@pytest.mark.parametrize("room", ["records", "samples"])
+@pytest.mark.parametrize("damage", [b"", b"neither JSON nor tensors", None])
+def test_a_damaged_outcome_is_computed_again(damage: bytes | None, room: str, tmp_path: Path) -> None:
+    settings, traces = Settings(finished=tmp_path / "finished"), tmp_path / "traces"
+    traces.mkdir()
+    (trial,) = counted((4,), traces, settings)
+    finish(trial, print)
+    (path,) = (tmp_path / "finished" / room).iterdir()
     path.write_bytes(path.read_bytes()[:-3] if damage is None else damage)
-    made = store.get({"cell": 1}, make)
-    assert len(calls) == 2
-    assert made.values == {"a": [1, "b"]}
-    assert torch.equal(made.tensors["t"], torch.arange(4))
+    result = finish(trial, print)
+    assert asked(traces) == 2
+    assert result.outcome.values["square"] == 16
+    assert torch.equal(result.tensors["noise"], torch.full((2,), 0.5).double())
+
+
+def test_a_record_whose_tensors_are_gone_is_computed_again(tmp_path: Path) -> None:
+    settings, traces = Settings(finished=tmp_path / "finished"), tmp_path / "traces"
+    traces.mkdir()
+    (trial,) = counted((4,), traces, settings)
+    finish(trial, print)
+    (path,) = (tmp_path / "finished" / "samples").iterdir()
+    path.unlink()
+    assert "noise" in finish(trial, print).tensors
+    assert asked(traces) == 2

@@ -45,6 +45,7 @@ from fedprism.attacks.mkor.filters import Disguise
 from fedprism.attacks.mkor.head import Reference
 from fedprism.attacks.patch_inversion import PatchInversion, patch_inversion
 from fedprism.attacks.property_inference import HoldsClass, Negative, PropertyInference, property_inference
+from fedprism.attacks.row_space_inversion import RowSpaceInversion, row_space_inversion
 from fedprism.runtime.cuda_graphs import Engine
 from fedprism.runtime.executors import Processes, RayCluster, Serial
 from fedprism.solvers.matching.distances import cosine, squared_error
@@ -58,6 +59,7 @@ ATTACKS: dict[str, Callable[[], Attack]] = {
     "dense-inversion": dense_inversion,
     "embedding-inversion": embedding_inversion,
     "patch-inversion": patch_inversion,
+    "row-space-inversion": row_space_inversion,
     "gradient-matching": GradientMatching,
     "dlg": dlg,
     "idlg": idlg,
@@ -115,6 +117,7 @@ __all__ = [
     "Reduced",
     "Reduction",
     "Reference",
+    "RowSpaceInversion",
     "Serial",
     "Smoothest",
     "Starts",
@@ -150,6 +153,7 @@ __all__ = [
     "mkor_inconspicuous",
     "patch_inversion",
     "property_inference",
+    "row_space_inversion",
     "softened_midpoint",
     "split_updates",
     "squared_error",

@@ -34,8 +34,10 @@ class Circumstances:
     """Whether the input feeds a dense layer, as closed forms need."""
     looks_up: bool
     """Whether entries of the input are looked up in tables."""
-    patches_with_positions: bool
-    """Whether the input feeds a layer of patches to which a position parameter is added."""
+    patches_first: bool
+    """Whether the input feeds a layer of patches that a position parameter or an attention layer opens."""
+    few_places: bool
+    """Whether the input feeds a layer at fewer places than it has units."""
     batchnorm_between: bool
     """Whether batch norm stands between an update and what is fed to the model."""
     tampers: bool

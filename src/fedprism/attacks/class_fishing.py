@@ -27,21 +27,23 @@ from fedprism import losses
 from fedprism.attacks.base import Attack, Circumstances, UpdateAttack
 from fedprism.attacks.gradient_matching.labels import Labels
 from fedprism.attacks.gradient_matching.presets import inverting_gradients
-from fedprism.client.observed import batch_gradient_factor, direction
+from fedprism.client.observed import direction, local_steps
 from fedprism.errors import BadInput, NotApplicable
 from fedprism.network.network_map import network_map
 from fedprism.network.operations import Operation
+from fedprism.solvers.closed_form.labels import MOST_OFF, SampleUnit, sample_unit
 from fedprism.types import Observation, Reconstruction, Round, Update
 
-WHOLE = 0.05
-"""How far the count of fished samples may be from a whole number before the trap counts as open."""
+ROUNDING = 0.02
+"""In samples: how far from a whole number rounding usually leaves a count."""
 
 
 class FishingStatus(StrEnum):
-    ONE = "one sample has the fished class: the gradient below the last layer is its own"
-    SEVERAL = "several samples have the fished class: the gradient below the last layer is their mean"
-    ABSENT = "no sample has the fished class: nothing is recovered"
-    OPEN = "the trap did not close: the fished class is predicted, so that other samples answer too (raise the bias)"
+    ONE = "one sample of the fished class was counted: the gradient below the last layer is its own"
+    SEVERAL = "several samples of the fished class were counted: the gradient below the last layer is their mean"
+    ABSENT = "no sample of the fished class was counted: nothing is recovered"
+    UNSURE = "several counts of fished samples fit the update, of which the likeliest was taken"
+    OPEN = "the counts of samples are no whole numbers: others than the fished ones may answer, too (raise the bias)"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -100,20 +102,20 @@ class ClassFishing(UpdateAttack):
         assert observation.trapdoor is not None
         target = int(observation.trapdoor["target"])
         last = _output_layer(observation, observation.round)
-        scale, gradient = _gradient_factor(observation, observation.round), direction(observation.round)
+        _check(observation)
         size = observation.knowledge.batch_size
         if not isinstance(size, int):
             raise NotApplicable(f"class-fishing expects one batch_size, found {size}; give one number.")
-        # dL/do of a fished sample is -1 at the target (divided by the batch size), of any other sample 0.
-        counted = -size * scale * float(gradient[last.bias or ""][target])
+        gradient, unit = _counted(observation.round, last, target, size)
+        counted = -float(gradient[last.bias or ""][target]) / unit.size
         count = max(round(counted), 0)
-        status = _status(counted, count)
+        status = _status(unit, counted, count)
         shape = observation.knowledge.sample_shape
         diagnostics = {"target": target, "fished": count, "counted": counted}
         if count == 0:
             empty = gradient[last.weight].new_zeros(0, *shape)
             return Reconstruction(inputs=empty, status=status, diagnostics=diagnostics)
-        answer = self.matching.run(_fished(observation, gradient, last, target, count, scale * size / count), rng)
+        answer = self.matching.run(_fished(observation, gradient, last, target, count, 1 / (unit.size * count)), rng)
         return dataclasses.replace(
             answer,
             labels=torch.full((count,), target),
@@ -138,22 +140,46 @@ def _output_layer(observation: Observation, round: Round) -> Operation:
     return last
 
 
-def _gradient_factor(observation: Observation, round: Round) -> float:
-    """What the update's direction is multiplied by to be the gradient of the batch."""
-    factor = batch_gradient_factor(round, observation.knowledge)
+def _check(observation: Observation) -> None:
     if not losses.is_cross_entropy(observation.knowledge.loss):
         raise NotApplicable("class-fishing expects cross-entropy, found another loss; use gradient-matching instead.")
-    if factor is None:
+    if observation.round.kind == "delta" and (local_steps(observation.round, observation.knowledge) or 1) > 1:
         raise NotApplicable(
-            "class-fishing expects a gradient, or one local step at a known rate, found a delta of several steps; "
+            "class-fishing expects a gradient, or one local step, found a delta of several steps; "
             "use gradient-matching instead."
         )
-    return factor
 
 
-def _status(counted: float, count: int) -> FishingStatus:
-    if abs(counted - count) > WHOLE:
+def _counted(round: Round, last: Operation, target: int, batch: int) -> tuple[Update, SampleUnit]:
+    """The gradient and what one sample adds to it; of a difference it may be unknown what was subtracted from what."""
+    readings = []
+    for sign in (1, -1) if round.kind == "delta" else (1,):
+        gradient = {name: sign * tensor for name, tensor in direction(round).items()}
+        unit = _sample_unit(gradient[last.bias or ""].double(), target, batch)
+        if unit is not None:
+            readings.append((gradient, unit))
+    if not readings:
+        raise NotApplicable(f"class-fishing expects a gradient of '{last.bias}', found zeros; fish another update.")
+    return min(readings, key=lambda reading: reading[1].misfit)
+
+
+def _sample_unit(bias_grad: Tensor, target: int, batch: int) -> SampleUnit | None:
+    """What one sample adds to the output layer's bias gradient, whatever the update was multiplied by.
+
+    A fished sample takes one away at the target. The other classes share every sample evenly, and each sample takes one
+    away at its own class: they lie below the highest of them by their counts, unless samples of each of them are there.
+    """
+    others = bias_grad[torch.arange(len(bias_grad), device=bias_grad.device) != target]
+    gaps = torch.cat([others.max() - others, -bias_grad[target].view(1)])
+    lacking = torch.arange(len(gaps)) < len(others)
+    return sample_unit(gaps, batch, step=len(others), lacking=lacking, error=ROUNDING)
+
+
+def _status(unit: SampleUnit, counted: float, count: int) -> FishingStatus:
+    if max(unit.misfit, abs(counted - count)) > MOST_OFF:
         return FishingStatus.OPEN
+    if not unit.unique:
+        return FishingStatus.UNSURE
     if count == 0:
         return FishingStatus.ABSENT
     return FishingStatus.ONE if count == 1 else FishingStatus.SEVERAL

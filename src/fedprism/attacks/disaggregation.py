@@ -3,7 +3,7 @@
 Lam, Wei, Brooks, Reddi, Mitzenmacher, "Gradient Disaggregation: Breaking Privacy in Federated Learning by
 Reconstructing the User Participant Matrix", ICML 2021.
 
-Differs from the paper in: who took part when is found for all users at once, with a proof where there is one
+Differs from the paper in: who took part when is recovered for all users at once, with a proof where there is one
 (`solvers.recover_participation`); where participation is known only least squares remains; users whose update the sums
 do not determine are named and left out.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ from fedprism.solvers.participation import (
 from fedprism.types import Observation, Reconstruction, Round, Update, same_tensors
 
 SOLVED = frozenset({UserStatus.CERTIFIED, UserStatus.SOLVED, UserStatus.GIVEN})
-"""Statuses of users whose rounds are taken as known."""
+"""Statuses of users whose rounds count as known."""
 GUESSED = frozenset({UserStatus.AMBIGUOUS, UserStatus.UNCERTAIN})
 """Statuses of users whose column is one of several; without any column the other users' updates would be worse."""
 TOUCHED = 1e-6
@@ -42,8 +42,6 @@ MOST_NAMED = 10
 """Users that a status names before it goes over to counting."""
 OF_THE_FEDERATION = ("participation", "windows", "counts", "cohort_sizes")
 """Knowledge that says nothing about one user alone."""
-
-
 NO_SUMS = (
     "it takes apart sums of several rounds of one model, of which there are none: several grid.clients, several "
     "federation.rounds, frozen and a window make some"
@@ -87,23 +85,18 @@ class Disaggregation(Reduction, Attack):
         return None if circumstances.sums_of_rounds else NO_SUMS
 
     def run(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
-        separation = self._separate(observation)
+        reduced = self.explained(observation)
         return Reconstruction(
-            updates=tuple(separation.updates.values()),
-            owners=tuple(separation.names[user] for user in separation.updates),
-            status=separation.status,
-            diagnostics=separation.diagnostics,
+            updates=tuple(part.round.update for part in reduced.parts),
+            owners=tuple(str(part.subject) for part in reduced.parts),
+            status=reduced.status,
+            diagnostics=reduced.diagnostics,
         )
 
     def reduce(self, observation: Observation) -> tuple[Observation, ...]:
         return self.explained(observation).parts
 
     def explained(self, observation: Observation) -> Reduced:
-        separation = self._separate(observation)
-        parts = tuple(_alone(observation, separation, user) for user in separation.updates)
-        return Reduced(parts, separation.status, separation.diagnostics)
-
-    def _separate(self, observation: Observation) -> _Separation:
         _check_rounds(observation.rounds)
         first, federation = observation.rounds[0], _federation(observation)
         sums = _sums(observation.rounds, _factors(self.name, observation, federation))
@@ -122,20 +115,18 @@ class Disaggregation(Reduction, Attack):
             clear = identified.users & ~columns.doubtful[users]
             rows = {int(users[row]): row for row in clear.nonzero().flatten().tolist()}
             if identified.noise is not None:
-                deviations = identified.error.tolist()
-                errors = {names[user]: deviations[row] / weights[user] for user, row in rows.items()}
-        return _Separation(
-            names=names,
-            examples=federation.examples,
-            updates={user: _as_update(updates[row] / weights[user], first.update) for user, row in rows.items()},
-            status=_status(names, rows, columns, identified),
-            diagnostics={
-                "participation": columns.matrix.cpu(),
-                "recovery": columns.recovery,
-                "identifiability": identified,
-                "errors": errors,
-            },
+                errors = {names[user]: float(identified.error[row]) / weights[user] for user, row in rows.items()}
+        parts = tuple(
+            _alone(observation, user, names[user], _as_update(updates[row] / weights[user], first.update), federation)
+            for user, row in rows.items()
         )
+        diagnostics = {
+            "participation": columns.matrix.cpu(),
+            "recovery": columns.recovery,
+            "identifiability": identified,
+            "errors": errors,
+        }
+        return Reduced(parts, _status(names, rows, columns, identified), diagnostics)
 
     def _columns(self, observation: Observation, federation: _Federation, sums: Tensor) -> _Columns:
         """Who took part when: as it is known, or recovered from the sums and the counts."""
@@ -170,16 +161,6 @@ def disaggregation() -> Disaggregation:
     return Disaggregation()
 
 
-class _Separation(NamedTuple):
-    names: tuple[str, ...]
-    examples: tuple[int, ...] | None
-    """How many samples each user trains on."""
-    updates: dict[int, Update]
-    """The update of each user for whom the sums determine it."""
-    status: str
-    diagnostics: dict[str, Any]
-
-
 class _Columns(NamedTuple):
     matrix: Tensor
     """(rounds, users), who took part when."""
@@ -210,20 +191,15 @@ def _check_rounds(rounds: Sequence[Round]) -> None:
     """Refuse rounds whose updates are not sums of one set of vectors."""
     first = rounds[0]
     if len({(round_.kind, round_.reduction) for round_ in rounds}) > 1:
-        raise BadInput(
-            "expected one kind of update and one reduction in all rounds, found several; attack those that agree."
-        )
+        raise BadInput("expected one kind of update and one reduction, found several; attack the rounds that agree.")
     shapes = {name: tensor.shape for name, tensor in first.update.items()}
     for round_ in rounds:
         if {name: tensor.shape for name, tensor in round_.update.items()} != shapes:
-            raise BadInput(
-                f"expected the same tensors in every round's update, found others in round {round_.index}; "
-                "leave that round out."
-            )
+            raise BadInput(f"expected the same tensors in every update, found others in round {round_.index}; omit it.")
         if not same_tensors(round_.params, first.params):
             raise NotApplicable(
-                f"disaggregation expects the same model in every round, found another one sent in round "
-                f"{round_.index}; attack the rounds that share a model."
+                f"disaggregation expects the same model in every round, found another one in round {round_.index}; "
+                "attack the rounds that share a model."
             )
 
 
@@ -257,8 +233,7 @@ def _federation(observation: Observation) -> _Federation:
     if matrix is not None:
         if matrix.dim() != 2 or len(matrix) != len(rounds):
             raise BadInput(
-                f"expected participation as {len(rounds)} rounds x users, found shape {tuple(matrix.shape)}; "
-                "correct it."
+                f"expected participation as {len(rounds)} rounds x users, found {tuple(matrix.shape)}; correct it."
             )
         known = matrix.nan_to_num(-1) if matrix.dtype.is_floating_point else matrix
         if not bool(((known == 0) | (known == 1) | (known == -1)).all()):
@@ -287,8 +262,14 @@ def _factors(name: str, observation: Observation, federation: _Federation) -> Te
             raise MissingKnowledge(name, "examples")
         if matrix is not None:
             return matrix.double() @ torch.tensor(examples).to(matrix.device, torch.float64)
-        if observation.knowledge.batch_size is not None:
-            return _samples(observation.knowledge.batch_size, len(observation.rounds))
+        if (sizes := observation.knowledge.batch_size) is not None:
+            count = len(observation.rounds)
+            sizes = sizes if isinstance(sizes, tuple) else (sizes,) * count
+            if len(sizes) != count:
+                raise BadInput(
+                    f"expected batch_size as one for each of {count} rounds, found {len(sizes)}; correct it."
+                )
+            return torch.tensor(sizes)
         if len(set(examples)) > 1:
             raise NotApplicable(
                 "disaggregation of weighted means expects to know how many examples were trained on in each round, "
@@ -299,16 +280,6 @@ def _factors(name: str, observation: Observation, federation: _Federation) -> Te
     if cohorts is None:
         raise MissingKnowledge(name, "cohort_sizes")
     return cohorts if examples is None or reduction == "mean" else cohorts * examples[0]
-
-
-def _samples(batch_size: int | tuple[int, ...], rounds: int) -> Tensor:
-    """(rounds,) how many samples are behind each."""
-    sizes = batch_size if isinstance(batch_size, tuple) else (batch_size,) * rounds
-    if len(sizes) != rounds:
-        raise BadInput(
-            f"expected batch_size as one number or one for each of {rounds} rounds, found {len(sizes)}; correct it."
-        )
-    return torch.tensor(sizes)
 
 
 def _touched(recovery: Participation, candidates: Tensor) -> Tensor:
@@ -323,14 +294,14 @@ def _touched(recovery: Participation, candidates: Tensor) -> Tensor:
     return touched
 
 
-def _alone(observation: Observation, separation: _Separation, user: int) -> Observation:
+def _alone(observation: Observation, user: int, name: str, update: Update, federation: _Federation) -> Observation:
     """What an eavesdropper on this one user would have seen, with what is known about it."""
-    first, name = observation.rounds[0], separation.names[user]
-    size = separation.examples[user] if separation.examples is not None else None
+    first = observation.rounds[0]
+    size = federation.examples[user] if federation.examples is not None else None
     examples = (size,) if size is not None else None
     round_ = Round(
         params=first.params,
-        update=separation.updates[user],
+        update=update,
         kind=first.kind,
         participants=(name,),
         examples=examples,
@@ -365,7 +336,7 @@ def _status(names: Sequence[str], kept: Collection[int], columns: _Columns, iden
     if hidden > 0 and kept:
         sentences.append(
             f"the sums hold the updates of {hidden} more users whose rounds are not known, parts of which are in the "
-            "updates found: see errors"
+            "recovered updates: see errors"
         )
     if identified is not None:
         if identified.noise is None:

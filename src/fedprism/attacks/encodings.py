@@ -3,9 +3,8 @@
 Huang, Gupta, Song, Li, Arora, "Evaluating Gradient Inversion Attacks and Defenses in Federated Learning", NeurIPS 2021
 (section 5); Carlini et al., "Is Private Learning Possible with Instance Encoding?", 2021 (decoding).
 
-MixUp and InstaHide train on encodings. An attack on one update finds the encodings behind it, and `decode_mixtures`
-solves for the samples out of those of several updates. Who is told which samples were mixed with what weights is the
-papers' strongest attacker: what is found is an upper bound on what gets out.
+An attack on one update recovers the encodings that it was trained on, and `decode_mixtures` solves for the samples in
+those of several updates, told which were mixed: the papers' strongest attacker.
 
 Differs from the papers in: where only the mapping is told, the weights are read off the soft labels, and a soft label
 off the update itself where that is of one mixture.

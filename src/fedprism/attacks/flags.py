@@ -99,14 +99,12 @@ def _following(left: deque[str], flag: str, kind: type) -> str:
 
 def _converted(text: str, flag: str, kind: type) -> Any:
     try:
-        if kind is bool:
-            return TRUTH[text.lower()]
-        value = kind(text)
+        value = TRUTH[text.lower()] if kind is bool else kind(text)
         if kind is float and not math.isfinite(value):
             raise ValueError
+        return value
     except (ValueError, KeyError) as error:
         raise BadInput(f"expected --{flag} to be {_wanted(kind)}, found {shown(text)}; correct it.") from error
-    return value
 
 
 def _wanted(kind: type) -> str:
@@ -116,8 +114,7 @@ def _wanted(kind: type) -> str:
 
 
 def _unknown(word: str, available: list[str]) -> BadInput:
-    flag = word.partition("=")[0]
-    everything = f"use one of {', '.join(available)}."
+    flag, everything = word.partition("=")[0], f"use one of {', '.join(available)}."
     hint = nearest(flag, available)
     close = f"{hint.removesuffix('?')}, or {everything}" if hint.endswith("?") else everything
     return BadInput(f"expected a flag of this attack, found {shown(flag)}; {close}")

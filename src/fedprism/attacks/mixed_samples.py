@@ -5,9 +5,7 @@ Huang, Gupta, Song, Li, Arora, "Evaluating Gradient Inversion Attacks and Defens
 
 Differs from the paper in: the paper finds every update's mixtures by themselves and takes them apart afterwards
 (`attacks.encodings`), where each mixture is as many unknowns as a sample and its errors end up in the samples. Here the
-samples themselves are the unknowns: those whose mixtures explain all updates together. The more updates there are, the
-more is said about the same unknowns, where for the paper's attacker every update brings as many further ones. Signs as
-InstaHide's are not told and cannot be put in.
+samples themselves are the unknowns, and every further update says more about them. InstaHide's signs are not told.
 """
 
 from __future__ import annotations
@@ -23,12 +21,7 @@ from torch import Tensor
 from fedprism.attacks.base import Attack, Circumstances
 from fedprism.attacks.encodings import each_update, known_labels, mixtures_behind
 from fedprism.attacks.gradient_matching.attack import GradientMatching, MatchingTask
-from fedprism.attacks.gradient_matching.forward import (
-    Forward,
-    PreparedForward,
-    input_box,
-    moments_of_last_pass,
-)
+from fedprism.attacks.gradient_matching.forward import Forward, PreparedForward, input_box, moments_of_last_pass
 from fedprism.defenses.instahide import InstaHide
 from fedprism.defenses.mixup import Told
 from fedprism.errors import MissingKnowledge, NotApplicable
@@ -58,14 +51,15 @@ class MixedSamples(Attack):
         return named if circumstances.mixes else "no client of this plan mixes samples"
 
     def run(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
-        mixed, box = _Mixed.of(self, observation), input_box(observation)
-        updates = [self._update(single, weights) for single, weights in zip(mixed.singles, mixed.weights, strict=True)]
+        singles, weights = _mixtures(self.name, observation)
+        updates = [self._update(single, each) for single, each in zip(singles, weights, strict=True)]
         ignoring = [update._replace(forward=update.forward.ignoring_pruning()) for update in updates]
-        task_of = partial(self._task, shape=mixed.shape, box=box)
+        matrix, samples = torch.cat(weights), weights[0].shape[1]
+        shape = (samples, *observation.knowledge.sample_shape)
+        task_of = partial(self._task, shape=shape, box=input_box(observation))
         follows = any(update.forward.follows_pruning for update in updates)
         solution = self.matching.solve(task_of(ignoring), rng, partial(task_of, updates) if follows else None)
         best, notes = solution.best, [solution.note] if solution.note else []
-        matrix, samples = torch.cat(mixed.weights), mixed.shape[0]
         if int(torch.linalg.matrix_rank(matrix)) < samples:
             notes.append("there are too few mixtures to tell the samples apart")
         mixtures = f"{len(matrix)} mixtures of {samples} samples at once"
@@ -92,9 +86,8 @@ class MixedSamples(Attack):
         self, updates: Sequence[_MixedUpdate], *, shape: tuple[int, ...], box: tuple[Tensor, Tensor] | None
     ) -> MatchingTask:
         together = _Together(updates, self.matching)
-        return MatchingTask(
-            together.gradients_of, tuple(together.target), shape, (*self.matching.priors, together.pull), box
-        )
+        priors = (*self.matching.priors, together.pull)
+        return MatchingTask(together.gradients_of, tuple(together.target), shape, priors, box)
 
 
 def mixup_at_once() -> MixedSamples:
@@ -102,31 +95,18 @@ def mixup_at_once() -> MixedSamples:
     return MixedSamples()
 
 
-class _Mixed(NamedTuple):
-    """One observation per update, and how its mixtures are made of the samples."""
-
-    singles: tuple[Observation, ...]
-    weights: tuple[Tensor, ...]
-    """For each update (mixtures, samples)."""
-    shape: tuple[int, ...]
-    """(samples, *input_shape)"""
-
-    @classmethod
-    def of(cls, attack: MixedSamples, observation: Observation) -> _Mixed:
-        knowledge = observation.knowledge
-        mixing = None if knowledge.mixing is None else Told.of(knowledge.mixing, len(observation.rounds))
-        if mixing is None or mixing.coefficients is None:
-            raise MissingKnowledge(attack.name, "mixing")
-        if knowledge.defense is not None and any(isinstance(part, InstaHide) for part in knowledge.defense.members):
-            raise NotApplicable(
-                f"{attack.name} expects mixtures without random signs, found InstaHide; use instahide-decoding."
-            )
-        singles = each_update(observation)
-        samples = int(mixing.mapping.max()) + 1
-        matrix = torch.zeros(len(mixing.mapping), samples, dtype=torch.float64)
-        matrix.scatter_add_(1, mixing.mapping.cpu(), mixing.coefficients.double().cpu())
-        weights = tuple(matrix[rows.cpu()] for rows in mixtures_behind(mixing, singles))
-        return cls(singles, weights, (samples, *knowledge.sample_shape))
+def _mixtures(name: str, observation: Observation) -> tuple[tuple[Observation, ...], tuple[Tensor, ...]]:
+    """One observation per update, and how its mixtures are made of the samples: (mixtures, samples) each."""
+    knowledge = observation.knowledge
+    mixing = None if knowledge.mixing is None else Told.of(knowledge.mixing, len(observation.rounds))
+    if mixing is None or mixing.coefficients is None:
+        raise MissingKnowledge(name, "mixing")
+    if knowledge.defense is not None and any(isinstance(part, InstaHide) for part in knowledge.defense.members):
+        raise NotApplicable(f"{name} expects mixtures without random signs, found InstaHide; use instahide-decoding.")
+    singles = each_update(observation)
+    matrix = torch.zeros(len(mixing.mapping), int(mixing.mapping.max()) + 1, dtype=torch.float64)
+    matrix.scatter_add_(1, mixing.mapping.cpu(), mixing.coefficients.double().cpu())
+    return singles, tuple(matrix[rows.cpu()] for rows in mixtures_behind(mixing, singles))
 
 
 class _MixedUpdate(NamedTuple):

@@ -1,4 +1,4 @@
-"""Reads a picture off the gradients of the patch layer and the position parameter, in closed form.
+"""Reads a picture off the gradients of the patch layer and of its positions or first attention, in closed form.
 
 Lu, Zhang, Zhao, He, Cheng, "APRIL: Finding the Achilles' Heel on Privacy for Vision Transformers", CVPR 2022.
 
@@ -26,10 +26,15 @@ from fedprism.network.operations import Operation, operations_of
 from fedprism.network.patches import PatchLayer, patch_layer
 from fedprism.network.torch_calls import Kind
 from fedprism.solvers.closed_form.patches import PatchInversion as Solved
-from fedprism.solvers.closed_form.patches import PatchStatus, invert_patches
+from fedprism.solvers.closed_form.patches import (
+    PatchStatus,
+    TokensFed,
+    invert_patches,
+    invert_patches_by_attention,
+)
 from fedprism.types import Observation, Reconstruction, Update
 
-NO_PATCHES = "the input feeds no layer of patches with a position parameter in this model"
+NO_PATCHES = "the input feeds no layer of patches that positions or an attention layer open in this model"
 EXACT = "the input gives the whole update to rounding error"
 ROUNDED = "the input gives the whole update to rounding error, but rounding leaves {} of {} patches open"
 UNCHECKED = "{}; the rest of the update was not compared"
@@ -43,7 +48,7 @@ UNIFORM = math.sqrt(12)
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class PatchInversion(UpdateAttack):
-    """Solves the layer that embeds patches for its inputs, by what its position parameter's gradient says."""
+    """Solves the layer that embeds patches for its inputs, by the position parameter's gradient or the attention's."""
 
     citation: ClassVar[str] = "Lu et al. 2022 (APRIL, position embeddings of Vision Transformers)"
 
@@ -56,7 +61,7 @@ class PatchInversion(UpdateAttack):
         return frozenset({"batch_size", "bounds", "normalization", "labels", "loss"}) | FORWARD_USES
 
     def not_worth(self, circumstances: Circumstances) -> str | None:
-        return None if circumstances.patches_with_positions else NO_PATCHES
+        return None if circumstances.patches_first else NO_PATCHES
 
     def attack_update(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
         gradient = direction(observation.round)
@@ -66,10 +71,8 @@ class PatchInversion(UpdateAttack):
             raise NotApplicable(
                 f"patch-inversion expects the update of one sample, found one of {size}; use gradient-matching instead."
             )
-        at_patches = layer.at_patches(gradient)
-        assert at_patches is not None
         level, spread = _expected(observation, layer)
-        solved = invert_patches(layer.rows(gradient), at_patches, layer.fed(level), spread)
+        solved = _solved(observation, layer, gradient, layer.fed(level), spread)
         shape = observation.knowledge.sample_shape
         inputs = layer.inputs(solved.patches, level).view(-1, *shape).to(gradient[layer.weight].dtype)
         box = input_box(observation)
@@ -83,9 +86,9 @@ class PatchInversion(UpdateAttack):
             status=_status(observation, solved, residual),
             diagnostics={
                 "layer": layer.weight,
-                "position": layer.position,
+                "read": layer.position if layer.at_patches(gradient) is not None else "the first attention",
                 "determined": int(solved.determined.sum()),
-                "patches": len(at_patches),
+                "patches": len(layer.pixels),
                 "layer_residual": solved.residual,
                 "residual": residual,
             },
@@ -93,7 +96,7 @@ class PatchInversion(UpdateAttack):
 
 
 def patch_inversion() -> PatchInversion:
-    """Closed-form inversion of a patch layer with a position parameter, as in Vision Transformers."""
+    """Closed-form inversion of a layer of patches, as in Vision Transformers."""
     return PatchInversion()
 
 
@@ -110,15 +113,28 @@ def _layer(observation: Observation, gradient: Update) -> PatchLayer:
             f"patch-inversion expects the gradient of '{layer.weight}', found none in the update; "
             "use gradient-matching instead."
         )
-    if layer.at_patches(gradient) is None:
-        missing = (
-            "no parameter is added to its patches" if layer.position is None else f"'{layer.position}' is not sent"
-        )
-        raise NotApplicable(
-            f"patch-inversion expects the gradient at each patch behind '{layer.weight}', found that {missing}; "
-            "use gradient-matching instead."
-        )
     return layer
+
+
+def _solved(observation: Observation, layer: PatchLayer, gradient: Update, level: Tensor, spread: float) -> Solved:
+    """The patches by the position parameter's gradient; failing that, by that of the first attention's projections."""
+    weight_grad, at_patches = layer.rows(gradient), layer.at_patches(gradient)
+    if at_patches is not None:
+        return invert_patches(weight_grad, at_patches, level, spread)
+    attention = layer.attention
+    projections_grad = None if attention is None else attention.rows(gradient)
+    if attention is None or projections_grad is None:
+        position = layer.position
+        missing = "no parameter is added to its patches" if position is None else f"'{position}' is not sent"
+        raise NotApplicable(
+            f"patch-inversion expects the gradient of a position parameter behind '{layer.weight}', or of the first "
+            f"attention, found that {missing} and no attention is fed by its patches; use gradient-matching instead."
+        )
+    weight = layer.rows(observation.round.params)
+    # What the layer is fed of a blank input is a part of what it returns for it, and not of what is added.
+    fixed = attention.fixed - layer.offset.to(weight).double() @ weight.double().T
+    fed = TokensFed(fixed, attention.tokens, attention.gain, attention.shift, attention.centred)
+    return invert_patches_by_attention(weight, weight_grad, projections_grad, fed, level, spread)
 
 
 def _expected(observation: Observation, layer: PatchLayer) -> tuple[Tensor, float]:

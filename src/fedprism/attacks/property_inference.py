@@ -26,7 +26,7 @@ from fedprism.defenses.base import Context
 from fedprism.errors import BadInput, MissingKnowledge, NotApplicable
 from fedprism.runtime import progress
 from fedprism.solvers.properties import WIDEST, infer_property, telling_tensors, update_features
-from fedprism.types import Batch, Observation, Reconstruction, Round, Update, is_soft
+from fedprism.types import Batch, Observation, Reconstruction, Round, Update, is_soft, same_tensors
 
 FEWEST_SHADOWS = 20
 """Made-up clients that it takes to tell two kinds apart: a bound."""
@@ -64,22 +64,22 @@ class Negative:
 class PropertyInference(Attack):
     """How likely each update's client, or a client in each aggregate's cohort, holds samples with the property.
 
-    `public_data` are dealt out to `shadows` made-up clients; of half of them `share` of the samples have the property.
+    `public_data` are dealt out to `shadows` made-up clients; half of them have it in `fraction` of their samples.
     widest: weight tensors with more connections are left out.
     """
 
     sought: Property = HoldsClass()
-    share: float = 0.5
+    fraction: float = 0.5
     shadows: int = 200
     widest: int = WIDEST
 
     citation: ClassVar[str] = "Melis et al. 2019 (property inference)"
 
     def __post_init__(self) -> None:
-        if not 0 < self.share <= 1 or self.shadows < FEWEST_SHADOWS or self.widest < 1:
+        if not 0 < self.fraction <= 1 or self.shadows < FEWEST_SHADOWS or self.widest < 1:
             raise BadInput(
-                f"expected a share in (0, 1], at least {FEWEST_SHADOWS} shadows and widest of at least 1, "
-                f"found {self.share}, {self.shadows} and {self.widest}; change the one that is out of range."
+                f"expected a fraction in (0, 1], at least {FEWEST_SHADOWS} shadows and widest of at least 1, "
+                f"found {self.fraction}, {self.shadows} and {self.widest}; change the one that is out of range."
             )
 
     @property
@@ -114,16 +114,14 @@ class PropertyInference(Attack):
             answer = infer_property(update_features(examples), marks, update_features(observed), seed=seed)
             probabilities[members] = answer.probabilities
             answers[situation] = answer
+        separation = [
+            {"clients": key.clients, "samples": key.size, "auc": answer.separation} for key, answer in answers.items()
+        ]
         return Reconstruction(
             properties=probabilities,
             owners=tuple(map(_owner, rounds)),
             status="; ".join(dict.fromkeys(str(answer.status) for answer in answers.values())),
-            diagnostics={
-                "separation": [
-                    {"clients": key.clients, "samples": key.size, "auc": answer.separation}
-                    for key, answer in answers.items()
-                ]
-            },
+            diagnostics={"separation": separation},
         )
 
     def _pools(self, observation: Observation) -> tuple[Batch, Batch]:
@@ -153,17 +151,16 @@ class PropertyInference(Attack):
     ) -> _Shadows:
         """What made-up clients would have sent, of the tensors in `names`."""
         holding, plain = pools
-        half, with_it = self.shadows // 2, max(1, round(self.share * situation.size))
+        half, with_it = self.shadows // 2, max(1, round(self.fraction * situation.size))
         datasets = (
             _joined(_drawn(holding, count, rng), _drawn(plain, situation.size - count, rng))
             for count in [with_it] * half + [0] * half
         )
-        updates: dict[str, list[Tensor]] = {name: [] for name in names}
+        updates = list[list[Tensor]]()
         for done, update in enumerate(_answers(observation, round_, datasets, rng), start=1):
-            for name in names:
-                updates[name].append(update[name])
+            updates.append([update[name] for name in names])
             progress.report(done, 2 * half)
-        stacked = {name: torch.stack(tensors) for name, tensors in updates.items()}
+        stacked = dict(zip(names, map(torch.stack, zip(*updates, strict=True)), strict=True))
         return _Shadows({n: t[:half] for n, t in stacked.items()}, {n: t[half:] for n, t in stacked.items()})
 
 
@@ -205,23 +202,17 @@ def _situations(attack: PropertyInference, observation: Observation) -> dict[_Si
     rounds, sizes = observation.rounds, observation.knowledge.batch_size
     if sizes is None:
         raise MissingKnowledge(attack.name, "batch_size")
-    models: list[tuple[int, Update]] = []
+    models: list[int] = []
     situations: dict[_Situation, list[int]] = {}
     for number, round_ in enumerate(rounds):
         size = sizes[number] if isinstance(sizes, tuple) else sizes
         if round_.clients == 0 or size == 0:
             continue
-        model = next((first for first, params in models if _same(params, round_.params)), None)
-        if model is None:
-            model = number
-            models.append((number, round_.params))
+        models.append(number)
+        model = next(first for first in models if same_tensors(rounds[first].params, round_.params))
         situation = _Situation(model, round_.clients, max(1, round(size / round_.clients)))
         situations.setdefault(situation, []).append(number)
     return situations
-
-
-def _same(first: Update, second: Update) -> bool:
-    return first is second or all(torch.equal(first[name], second[name]) for name in first)
 
 
 def _answers(
@@ -235,13 +226,14 @@ def _answers(
     if round_.kind == "delta":
         protocol = replace(local_protocol(observation, replace(round_, clients=1)), shuffle=True)
 
-    def generator() -> torch.Generator:
-        return torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=rng)))
+    def task(data: Batch) -> Task:
+        seed = int(torch.randint(2**62, (), generator=rng))
+        return Task(data, torch.Generator().manual_seed(seed), Context())
 
     trained = local_updates(
         model,
         round_.params,
-        (Task(data, generator(), Context()) for data in datasets),
+        map(task, datasets),
         loss=losses.resolve(knowledge.loss),
         protocol=protocol,
         defense=knowledge.defense,
@@ -262,5 +254,4 @@ def _joined(first: Batch, second: Batch) -> Batch:
 
 
 def _owner(round_: Round) -> str:
-    alone = round_.clients == 1 and round_.participants
-    return round_.participants[0] if alone and round_.participants else f"round {round_.index}"
+    return round_.participants[0] if round_.clients == 1 and round_.participants else f"round {round_.index}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,7 @@ from fedprism.network.batchnorm import batchnorm_layers
 from fedprism.network.lookups import coded_pass
 from fedprism.network.network_map import network_map
 from fedprism.network.patches import patch_layer
+from fedprism.network.places import placed_layers
 from fedprism.runner import check_inputs
 from fedprism.threats import THREATS, ThreatModel
 from fedprism.types import Knowledge, Observation, Round
@@ -140,8 +141,9 @@ def _why_not(probe: Observation, plan: Plan, *, tampering: bool) -> dict[str, st
     """For every attack of the table why it is not chosen; None where it is."""
     circumstances = Circumstances(
         dense_layer_first=_dense_first(probe),
-        looks_up=_looks_up(probe),
-        patches_with_positions=_patches_with_positions(probe),
+        looks_up=_holds(lambda probe: coded_pass(probe).lookups, probe),
+        patches_first=_holds(_patches_first, probe),
+        few_places=_holds(_at_few_places, probe),
         batchnorm_between=_normalises(probe),
         tampers=tampering,
         mixes=any(entry.name in MIXING for chain in plan.grid.defenses for entry in chain),
@@ -192,29 +194,30 @@ def _normalises(probe: Observation) -> bool:
     return probe.model is not None and bool(batchnorm_layers(probe.model)) and not _dense_first(probe)
 
 
+def _at_few_places(probe: Observation) -> bool:
+    """Whether the input feeds a layer at fewer places than it has units, and no dense layer as a whole."""
+    units = {name: len(tensor) for name, tensor in probe.round.params.items()}
+    layers = placed_layers(probe)
+    return any(1 < len(layer.entries) <= units[layer.operation.weight] for layer in layers)
+
+
+def _holds(question: Callable[[Observation], object], probe: Observation) -> bool:
+    """Whether the answer is yes; no where the network cannot be looked at."""
+    try:
+        return bool(question(probe))
+    except FedprismError:
+        return False
+
+
 def _dense_first(probe: Observation) -> bool:
     """Whether the input feeds a dense layer, which closed forms need."""
-    try:
-        return network_map(probe).fed_by_input() is not None
-    except FedprismError:
-        return False
+    return _holds(lambda probe: network_map(probe).fed_by_input(), probe)
 
 
-def _looks_up(probe: Observation) -> bool:
-    """Whether entries of the input are looked up in tables."""
-    try:
-        return bool(coded_pass(probe).lookups)
-    except FedprismError:
-        return False
-
-
-def _patches_with_positions(probe: Observation) -> bool:
-    """Whether the input is cut into patches whose gradients a position parameter gives away."""
-    try:
-        layer = patch_layer(probe)
-    except FedprismError:
-        return False
-    return layer is not None and layer.position is not None
+def _patches_first(probe: Observation) -> bool:
+    """Whether the input is cut into patches that a position parameter or an attention layer opens."""
+    layer = patch_layer(probe)
+    return layer is not None and (layer.position is not None or layer.attention is not None)
 
 
 def probe_of(materials: Materials) -> Observation:

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 
 from fedprism.attacks import Attack, Then
-from fedprism.audit.grid import Cell, Grid, UtilityCell
+from fedprism.audit.grid import AttackCell, CaptureCell, Cell, Grid, UtilityCell
 from fedprism.audit.materials import Setup
-from fedprism.audit.trials import trial_of
+from fedprism.audit.trials import RATES, trial_of
 from fedprism.experiments import run_trial
 from fedprism.experiments.execution import Runnable
 from fedprism.runtime import devices
@@ -154,12 +154,13 @@ def _seconds(setup: Setup, device: str | None, cell: Cell) -> tuple[float, str]:
     if isinstance(cell, UtilityCell):
         wanted = setup.plan.utility
         assert wanted is not None
-        times, whole, few, more = len(wanted.seeds), wanted.epochs, 1, 2
-    else:
+        times = len(wanted.seeds) + (len(RATES) if wanted.lr == "search" else 0)
+        whole, few, more = wanted.epochs, 1, 2
+    elif isinstance(cell, AttackCell | CaptureCell) and _iterations(cell.attack.method) > MORE:
         times, whole, few, more = 1, _iterations(cell.attack.method), FEW, MORE
-        if whole <= MORE:
-            only = run_trial(trial_of(setup, cell), device=device)
-            return only.seconds, "" if only.state == "done" else only.reason
+    else:
+        only = run_trial(trial_of(setup, cell), device=device)
+        return only.seconds, "" if only.state == "done" else only.reason
     first = run_trial(_shortened(setup, cell, few), device=device)
     if first.state != "done":
         return first.seconds, first.reason
@@ -167,13 +168,13 @@ def _seconds(setup: Setup, device: str | None, cell: Cell) -> tuple[float, str]:
     return times * (short + (whole - few) / (more - few) * max(0.0, long - short)), ""
 
 
-def _shortened(setup: Setup, cell: Cell, number: int) -> Runnable:
+def _shortened(setup: Setup, cell: AttackCell | CaptureCell | UtilityCell, number: int) -> Runnable:
     """The cell with so many iterations of its attack, or epochs of one training."""
     trial = trial_of(setup, cell)
     if not isinstance(cell, UtilityCell):
         return dataclasses.replace(trial, attack=_with_iterations(cell.attack.method, number))  # type: ignore[type-var]
     assert setup.plan.utility is not None
-    utility = setup.plan.utility.model_copy(update={"epochs": number, "seeds": (0,), "timed_steps": 0})
+    utility = setup.plan.utility.model_copy(update={"epochs": number, "seeds": (0,), "timed_steps": 0, "lr": RATES[0]})
     plan = setup.plan.model_copy(update={"utility": utility})
     return dataclasses.replace(trial, setup=dataclasses.replace(setup, plan=plan))  # type: ignore[type-var]
 

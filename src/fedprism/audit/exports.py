@@ -51,8 +51,9 @@ def table(rows: Sequence[Summary], metrics: Sequence[str]) -> Table:
 
     What it is stands in one column that breaks between words, as a narrow terminal has no room for one a setting.
     """
-    names = _measured(rows, metrics)[:2]
-    differing = [key for key in SHORT if len({str(row.cell.get(key)) for row in rows}) > 1]
+    bounded = any(row.ceiling is not None for row in rows)
+    names = _measured(rows, metrics)[: 1 if bounded else 2]
+    differing = [key for key in SHORT if len({str(row.cell[key]) for row in rows if key in row.cell}) > 1]
     shared = {key: rows[0].cell[key] for key in SHORT if key not in differing and key in rows[0].cell} if rows else {}
     caption = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in shared.items())
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, caption=caption or None)
@@ -60,7 +61,6 @@ def table(rows: Sequence[Summary], metrics: Sequence[str]) -> Table:
     blind = not names and any(row.residuals for row in rows)
     shown.add_column("configuration", overflow="fold")
     extra = [*(["residual"] if blind else []), *(["accuracy"] if costed else [])]
-    bounded = any(row.ceiling is not None for row in rows)
     for column in (*names, *(["ceiling"] if bounded else []), "answered", "labels", *extra, "outcome"):
         shown.add_column(column, justify="right" if column in names else "left", overflow="fold", max_width=NARROW)
     for row in rows:
@@ -273,7 +273,7 @@ def _figure(figure: Figure | None) -> str:
 
 
 def _ceiling(row: Summary) -> str:
-    if row.ceiling is None:
+    if row.ceiling is None or not row.ceiling.known:
         return "" if row.cell["kind"] == "utility" else "unknown"
     return number(row.ceiling.metric, row.ceiling.value)
 

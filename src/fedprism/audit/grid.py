@@ -9,7 +9,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -58,25 +58,26 @@ class _Cell:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttackCell(_Cell):
-    """One attack on one simulated federation."""
+class CeilingCell(_Cell):
+    """What no attacker can exceed in one simulated federation: computed once for all attacks on it."""
 
-    kind: ClassVar[str] = "attack"
+    kind: ClassVar[str] = "ceiling"
     clients: int
     batch_size: int
     protocol: ProtocolEntry
     loss: str
     defense: tuple[DefenseEntry, ...]
     threat: ThreatEntry
-    attack: AttackEntry
     seed: int
 
     @cached_property
     def description(self) -> dict[str, Any]:
+        return self._described()
+
+    def _described(self, **attack: str) -> dict[str, Any]:
         return {
             "kind": self.kind,
-            "attack": self.attack.label,
-            "settings": repr(self.attack.method),
+            **attack,
             "threat": self.threat.method.name,
             "defense": in_words(self.defense),
             "defense_settings": repr(made_chain(self.defense)),
@@ -86,6 +87,23 @@ class AttackCell(_Cell):
             "loss": self.loss,
             "seed": self.seed,
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackCell(CeilingCell):
+    """One attack on one simulated federation."""
+
+    kind: ClassVar[str] = "attack"
+    attack: AttackEntry
+
+    @cached_property
+    def description(self) -> dict[str, Any]:
+        return self._described(attack=self.attack.label, settings=repr(self.attack.method))
+
+    @property
+    def ceiling(self) -> CeilingCell:
+        """The cell that bounds every attack on the same federation."""
+        return CeilingCell(**{field.name: getattr(self, field.name) for field in fields(CeilingCell)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +146,7 @@ class UtilityCell(_Cell):
         }
 
 
-Cell = AttackCell | CaptureCell | UtilityCell
+Cell = AttackCell | CeilingCell | CaptureCell | UtilityCell
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,6 +214,8 @@ def _simulated(plan: Plan, materials: Materials) -> tuple[list[Cell], list[Skipp
             )
             for seed in grid.seeds
         ]
+    if plan.scores.ceiling:
+        cells += [cell.ceiling for cell in cells if isinstance(cell, AttackCell)]
     if plan.utility is not None:
         cells += [UtilityCell(defense=defense, loss=loss) for defense in defenses for loss in grid.losses]
     return cells, skipped

@@ -6,7 +6,7 @@
     [data]
     name = "photos"
 
-is a whole plan: what it leaves out is chosen by what the model and the data are. `fedprism plan init` writes one with
+is a whole plan: what it leaves out is chosen by what the model and the data are. `fedprism init` writes one with
 every key explained.
 """
 
@@ -231,6 +231,7 @@ class ScoresPart(Strict):
     tolerance: Annotated[float, Field(ge=0, le=1)] = Field(
         default=0.05, description="by how much of its range a number of a table may be off"
     )
+    ceiling: bool = Field(default=True, description="whether to bound what any attacker could recover")
     pictures: Annotated[int, Field(ge=0, le=1000)] | None = Field(
         default=None, description="how many samples a cell keeps with their reconstructions; 0 keeps none"
     )
@@ -240,7 +241,10 @@ class UtilityPart(Strict):
     epochs: Annotated[int, Field(ge=1, le=10_000)] = Field(default=10, description="passes over the data")
     batch_size: Count = Field(default=64, description="samples a step")
     clients: Annotated[int, Field(ge=1, le=1000)] = Field(default=1, description="clients a step")
-    lr: Positive = Field(default=0.05, description="the server's first step size")
+    lr: Positive | Literal["search"] = Field(
+        default=0.05,
+        description='the server\'s first step size, or "search": the best of a few per defense and loss',
+    )
     seeds: Seeds = Field(default=(0, 1, 2), description="one training each")
     test: Annotated[float, Field(gt=0, lt=1)] = Field(default=0.25, description="the share of the data held back")
     delta: Annotated[float, Field(gt=0, lt=1)] = Field(default=1e-5, description="at which epsilon is stated")
@@ -297,7 +301,7 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     except OSError as error:
         raise BadPlan(
             f"expected a plan to read, found that '{path.name}' cannot be read ({error.strerror or error}); "
-            "write one with fedprism plan init."
+            "write one with fedprism init."
         ) from error
     if len(content) > MOST_PLAN_BYTES:
         raise BadPlan(f"expected a plan of at most {MOST_PLAN_BYTES} bytes, found more in '{path.name}'; shorten it.")

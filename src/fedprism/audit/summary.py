@@ -159,11 +159,11 @@ def title(cell: Mapping[str, Any]) -> str:
         return f"utility, {_defense(cell)}, {cell['loss']}"
     if cell["kind"] == "capture":
         return f"{cell['attack']} on capture {cell['capture']}"
+    subject = "ceiling" if cell["kind"] == "ceiling" else cell["attack"]
     clients = "1 client" if cell["clients"] == 1 else f"{cell['clients']} clients"
     protocol = str(cell["protocol"]).removesuffix("()")
     return (
-        f"{cell['attack']}, {cell['threat']}, {_defense(cell)}, {clients} of {cell['batch_size']}, {protocol}, "
-        f"{cell['loss']}"
+        f"{subject}, {cell['threat']}, {_defense(cell)}, {clients} of {cell['batch_size']}, {protocol}, {cell['loss']}"
     )
 
 

@@ -1,12 +1,34 @@
-"""A plan to start from, with every key explained: what `fedprism plan init` writes."""
+"""A plan to start from, with every key explained: what `fedprism init` writes."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 from fedprism.errors import BadInput
 from fedprism.naming import nearest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strengths:
+    """Lengths that strengths of defenses refer to."""
+
+    update: float
+    """Median length of an update; clipping there changes half of them."""
+    sample: float
+    """Median length of one sample's gradient, which DP-SGD clips."""
+    entry: float
+    """Root mean square of an update's entries, which noise must compare with."""
+    origin: str
+
+    @property
+    def weak(self) -> float:
+        """Noise that is small beside a typical entry."""
+        return float(f"{self.entry / 10:.2g}")
+
+
+USUAL = Strengths(update=1.0, sample=1.0, entry=0.01, origin="usual values, not measured on this model")
 
 _TEMPLATE = """\
 # A plan for fedprism: `fedprism audit {file}` runs it, `--dry-run` shows the grid and how long it will take.
@@ -22,10 +44,10 @@ title = "{title}"
 [data]
 {data}
 # Instead: name = "photos" (`fedprism list data`, or the made-up table "patients"), folder = "images" (images, or one
-# folder a class), npz = "samples.npz" (arrays inputs and labels), csv = "table.csv" with label = "column",
-# factory = "pkg.module:function" (your code, which returns inputs and labels of any shape and type).
+# folder a class), npz = "samples.npz" (arrays inputs and labels), csv = "table.csv" with label =
+# "column", factory = "pkg.module:function" (your code, which returns inputs and labels of any shape and type).
 # categorical = ["postcode"]     # columns of a table that are categories though they are numbers
-# bounds = [0.0, 1.0]            # the range of the inputs of an npz file
+# bounds = [0.0, 1.0]            # the range of the inputs of an npz file or a factory
 # normalization = [[0.5, 0.5, 0.5], [0.25, 0.25, 0.25]]   # mean and std a channel
 # public = 0                     # samples that an attacker holds, where a threat model is granted public_data
 
@@ -50,10 +72,12 @@ batch_sizes = [1, 8]             # samples a client trains on
 # protocols = ["fedsgd"]         # or {{ name = "fedavg", lr = 0.01, epochs = 1, batch_size = 8 }}
 # losses = ["cross_entropy"]     # or mse, binary_cross_entropy, l1, huber, or your own "pkg.module:function"
 defenses = [                     # `fedprism list defenses`; several values are several cells, a list is a chain
-  "none",
+  "none",                        # strengths below: {strengths.origin}
   {{ name = "prune", ratio = [0.9, 0.99] }},
-  {{ name = "dp-sgd", noise = 1.0 }},
-  [{{ name = "clip", norm = 1.0 }}, {{ name = "gaussian-noise", std = 0.01 }}],
+  {{ name = "dp-sgd", noise = 1.0, clip = {strengths.sample} }},   # clips at the median sample's gradient
+  [{{ name = "clip", norm = {strengths.update} }},
+   {{ name = "gaussian-noise", std = [{strengths.weak}, {strengths.entry}] }}],
+                                 # clips at the median update; noise of 0.1 and 1 times its typical entry
 ]
 threats = [                      # `fedprism list threats`; left out: those that matter for this plan
   "honest_but_curious",
@@ -65,13 +89,15 @@ seeds = [0, 1]                   # each draws data, weights and noise anew; more
 [scores]
 # metrics = ["psnr", "ssim", "mse", "avd"]   # `fedprism list metrics`
 # tolerance = 0.05               # of its range: by how much a number of a table may be off
+# ceiling = true                 # bound what any attacker could recover; without it nothing counts as protected
 # pictures = 8                   # samples a cell keeps beside what came back; 0 keeps none, the default for captures
 
 [utility]                        # what defenses cost: accuracy, time a step, epsilon; without this part: not measured
 epochs = 5                       # passes over the data; by default 10
 # batch_size = 64
 # clients = 1
-# lr = 0.05
+lr = "search"                    # the best of a few for each defense and loss; or a number, by default 0.05
+# tolerated_points = 10.0        # points of accuracy that a recommended defense may cost
 seeds = [0, 1]                   # one training each; by default 0, 1 and 2
 # test = 0.25                    # the share of the data held back
 # delta = 1e-5                   # at which epsilon is stated
@@ -86,7 +112,7 @@ _CHOSEN = """\
 #                                # left out: those that may work on this model""".replace("{{", "{").replace("}}", "}")
 
 
-def text(model: str | None = None, data: str | None = None) -> str:
+def text(model: str | None = None, data: str | None = None, strengths: Strengths = USUAL) -> str:
     """The plan for a model (table name or pkg.module:factory) and data (table name or path)."""
     return _TEMPLATE.format(
         file="plan.toml",
@@ -94,6 +120,7 @@ def text(model: str | None = None, data: str | None = None) -> str:
         model=_model(model),
         data=_data(data, model),
         attacks=_CHOSEN,
+        strengths=strengths,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,21 +13,28 @@ from torch import Tensor
 
 from fedprism import utility
 from fedprism.audit.entries import made_chain
-from fedprism.audit.grid import AttackCell, CaptureCell, Cell, UtilityCell
+from fedprism.audit.grid import AttackCell, CaptureCell, CeilingCell, Cell, UtilityCell
 from fedprism.audit.materials import Materials, Setup
 from fedprism.defenses import EqualLabels
 from fedprism.errors import BadInput
 from fedprism.evaluation.baselines import MOST_AVERAGED, guesses
+from fedprism.evaluation.ceiling import ceiling
 from fedprism.experiments import Outcome, Scoring, Setting, Trial
 from fedprism.experiments.execution import Runnable
+from fedprism.files import json_text
 from fedprism.inputs import Inputs, map_tensors
 from fedprism.pixels import to_inputs
 from fedprism.randomness import generator
 from fedprism.simulation.federation import simulate
 from fedprism.simulation.scenario import Scenario
 from fedprism.truth import load_truth
-from fedprism.types import Batch
+from fedprism.types import Batch, Record
+from fedprism.utility import Utility
 
+CEILING_KEPT = ("metric", "values", "confidence", "pairs", "prior", "linearised", "from_epsilon", "status")
+"""What a record holds of a ceiling: not the pictures behind it."""
+RATES = (0.05, 0.01, 0.2)
+"""Learning rates that a search tries; of equally good ones the first is taken."""
 PICTURES = 8
 """Samples a cell keeps with what came back, unless the plan says otherwise."""
 
@@ -36,6 +43,8 @@ def trial_of(setup: Setup, cell: Cell) -> Runnable:
     """What runs a cell."""
     if isinstance(cell, UtilityCell):
         return Training(setup=setup, cell=cell)
+    if not isinstance(cell, AttackCell | CaptureCell):
+        return Bounding(setup=setup, cell=cell)
     setting = partial(_simulated, setup, cell) if isinstance(cell, AttackCell) else partial(_captured, setup, cell)
     return Trial(
         key=cell.key,
@@ -60,13 +69,13 @@ def _scoring(setup: Setup, *, captured: bool) -> Scoring:
     )
 
 
-def _simulated(setup: Setup, cell: AttackCell, device: str | None) -> Setting:
+def _scenario(setup: Setup, cell: CeilingCell) -> tuple[Scenario, Tensor]:
+    """What is simulated, and the numbers of samples that nobody in it holds."""
     plan, materials = setup.plan, setup.materials()
     assert plan.data is not None
     assert plan.model is not None
-    assert materials.samples is not None
     clients, public, others = _draw(materials, cell, plan.data.public)
-    scenario = Scenario(
+    return Scenario(
         model=materials.network(cell.seed),
         clients=clients,
         protocol=cell.protocol.method,
@@ -82,7 +91,13 @@ def _simulated(setup: Setup, cell: AttackCell, device: str | None) -> Setting:
         frozen=plan.federation.frozen,
         window=plan.federation.window,
         fraction=plan.federation.fraction,
-    )
+    ), others
+
+
+def _simulated(setup: Setup, cell: AttackCell, device: str | None) -> Setting:
+    materials = setup.materials()
+    assert materials.samples is not None
+    scenario, others = _scenario(setup, cell)
     attack, threat = cell.attack.method, cell.threat.method
     server: Any = attack if threat.tampers and hasattr(attack, "tamper") else None
     observation, truth = simulate(scenario, threat, seed=cell.seed, server=server, device=device)
@@ -104,7 +119,7 @@ def _captured(setup: Setup, cell: CaptureCell, device: str | None) -> Setting:
     return Setting(observation=setup.observation(captures.folders[cell.number - 1]), truth=truth)
 
 
-def _draw(materials: Materials, cell: AttackCell, public: int) -> tuple[tuple[Batch, ...], Batch | None, Tensor]:
+def _draw(materials: Materials, cell: CeilingCell, public: int) -> tuple[tuple[Batch, ...], Batch | None, Tensor]:
     """Who holds what, public samples, and the numbers of samples that nobody holds.
 
     The same for every defense, threat model and attack of a seed, so that they compare.
@@ -145,11 +160,11 @@ def _one_class_each(order: Tensor, labels: Tensor, clients: int, size: int) -> T
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
-    """A utility cell: what a defense costs."""
+class _OfCell:
+    """What runs a cell without an attack."""
 
     setup: Setup
-    cell: UtilityCell
+    cell: Cell
 
     @property
     def key(self) -> str:
@@ -159,6 +174,34 @@ class Training:
     def description(self) -> Mapping[str, Any]:
         return self.cell.description
 
+
+@dataclass(frozen=True, kw_only=True)
+class Bounding(_OfCell):
+    """A ceiling cell: what no attacker can exceed."""
+
+    cell: CeilingCell
+
+    def run(self, device: str | None) -> Outcome:
+        scenario, _ = _scenario(self.setup, self.cell)
+        bound = ceiling(scenario, self.cell.threat.method, seed=self.cell.seed)
+        kept = {field: getattr(bound, field) for field in CEILING_KEPT}
+        record = Record(
+            kind="ceiling",
+            cell=self.description,
+            ceiling=kept,
+            status=bound.status,
+            seed=self.cell.seed,
+            versions=json_text.versions(),
+        )
+        return Outcome(key=self.key, description=self.description, state="done", record=record)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(_OfCell):
+    """A utility cell: what a defense costs."""
+
+    cell: UtilityCell
+
     def run(self, device: str | None) -> Outcome:
         plan, materials = self.setup.plan, self.setup.materials()
         wanted = plan.utility
@@ -166,22 +209,34 @@ class Training:
         assert materials.samples is not None
         order = torch.randperm(len(materials.samples), generator=generator(0, "held back"))
         held_back = max(1, round(wanted.test * len(order)))
-        measured = utility.measure(
-            materials.new_network,
-            materials.batch(order[held_back:]),
-            materials.batch(order[:held_back]),
-            made_chain(self.cell.defense),
-            epochs=wanted.epochs,
-            batch_size=wanted.batch_size,
-            clients=wanted.clients,
-            lr=wanted.lr,
-            seeds=wanted.seeds,
-            device=device,
-            loss=materials.loss(self.cell.loss),
-            delta=wanted.delta,
-            timed_steps=wanted.timed_steps,
-        )
-        record = measured.record(self.cell.description)
+        train, test = order[held_back:], order[:held_back]
+
+        def trained(on: Tensor, scored_on: Tensor, lr: float, seeds: Sequence[int], timed_steps: int) -> Utility:
+            return utility.measure(
+                materials.new_network,
+                materials.batch(on),
+                materials.batch(scored_on),
+                made_chain(self.cell.defense),
+                epochs=wanted.epochs,
+                batch_size=wanted.batch_size,
+                clients=wanted.clients,
+                lr=lr,
+                seeds=seeds,
+                device=device,
+                loss=materials.loss(self.cell.loss),
+                delta=wanted.delta,
+                timed_steps=timed_steps,
+            )
+
+        if wanted.lr == "search":  # on training data that is held back once more: the test data choose nothing
+            tuning = max(1, round(wanted.test * len(train)))
+            fit, held = train[tuning:], train[:tuning]
+            lr = max(RATES, key=lambda rate: trained(fit, held, rate, wanted.seeds[:1], 0).accuracy)
+        else:
+            lr = wanted.lr
+        measured = trained(train, test, lr, wanted.seeds, wanted.timed_steps)
+        status = "; ".join(filter(None, [measured.status, f"lr {lr:g}" if wanted.lr == "search" else ""]))
+        record = dataclasses.replace(measured.record(self.cell.description), status=status)
         return Outcome(
             key=self.key,
             description=self.description,

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from torch import nn
 
 from fedprism.captures.schema import MANIFEST, MOST_MANIFEST_BYTES, parse
-from fedprism.captures.writing import round_entry, save
-from fedprism.checks import shown
-from fedprism.errors import BadCapture, BadInput, FedprismError
+from fedprism.captures.writing import new_folder, round_entry, save
+from fedprism.errors import BadCapture, FedprismError
 from fedprism.files.tensors import write_bytes, write_tensors
 from fedprism.types import Knowledge, Observation, Round, Update, same_tensors
 
@@ -44,12 +43,7 @@ class GrowingCapture:
         knowledge: Knowledge | None = None,
         source: str = "",
     ) -> None:
-        self.folder = Path(folder).absolute()
-        if os.path.lexists(self.folder):
-            raise BadInput(
-                f"expected a new folder for the capture, found that {shown(self.folder.name)} exists; "
-                "choose another name."
-            )
+        self.folder = new_folder(folder)
         self.model = model
         self.knowledge = knowledge or Knowledge()
         self.source = source
@@ -100,11 +94,9 @@ class GrowingCapture:
         if self.knowledge.batch_size is None and all(sizes):
             knowledge = {**manifest["knowledge"], "batch_size": sizes}
             text = json.dumps({**manifest, "knowledge": knowledge}, indent=1).encode()
-            try:
+            with suppress(BadCapture):  # a client may have more samples than may be computed with
                 parse(text)
                 return text
-            except BadCapture:
-                pass  # a client with more samples than may be computed with
         text = json.dumps(manifest, indent=1).encode()
         parse(text)
         return text

@@ -13,7 +13,7 @@ from fedprism.cli.terminal import console_for
 
 
 def audit(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN.toml", help="The plan; `fedprism plan init` writes one.")],
+    plan: Annotated[Path, typer.Argument(metavar="PLAN.toml", help="The plan; `fedprism init` writes one.")],
     output: Output = Path("fedprism-audit"),
     resume: Annotated[bool, typer.Option("--resume", help="Finish an audit that was stopped.")] = False,
     workers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Cells at a time, a process each.")] = None,

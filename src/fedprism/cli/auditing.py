@@ -1,4 +1,4 @@
-"""What `fedprism audit` and `fedprism plan init` do; the command line only reads the flags."""
+"""What `fedprism audit` and `fedprism init` do; the command line only reads the flags."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 from fedprism import report
-from fedprism.audit import Checks, Setup, estimate, exports, lay_out, prepare, run_audit, template
+from fedprism.audit import Checks, Setup, estimate, exports, lay_out, prepare, proposing, run_audit
 from fedprism.audit.execution import AuditProgress, Listener
 from fedprism.audit.grid import Grid, configurations
 from fedprism.audit.summary import summarised, title
@@ -81,7 +81,7 @@ def write_plan(path: Path, model: str | None, data: str | None, console: Console
     if path.exists():
         raise BadInput(f"expected a new file for the plan, found '{path}'; choose another name with -o.")
     publishing.require_writable(path.parent)
-    path.write_text(template.text(model, data))
+    path.write_text(proposing.proposed(model, data, path.parent))
     console.print(f"{path} is a plan with every key explained. Next: fedprism audit {path} --dry-run", soft_wrap=True)
 
 

@@ -1,4 +1,4 @@
-"""`fedprism demo`: the audit of the plan that `fedprism plan init` writes."""
+"""`fedprism demo`: the audit of the plan that `fedprism init` writes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fedprism.errors import BadInput
 
 def demo(output: Output = Path("fedprism-demo"), device: Device = None) -> None:
     """Audit an embedded scenario, about a minute on two cores: a table here and a report in HTML."""
-    from fedprism.audit import template
+    from fedprism.audit import proposing
     from fedprism.cli import auditing
     from fedprism.files import publishing
 
     publishing.require_writable(output)
-    plan, content = output / "plan.toml", template.text().encode()
+    plan, content = output / "plan.toml", proposing.proposed(None, None, output).encode()
     if plan.exists() and plan.read_bytes() != content:
         raise BadInput(f"expected a folder without a plan of your own, found '{plan}'; choose another one with -o.")
     publishing.publish(output, {plan.name: content})

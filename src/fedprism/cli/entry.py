@@ -1,8 +1,8 @@
 """The command line: one file per command.
 
-Exit codes: 0 done; 1 a gate of an audit is closed; 2 bad input, missing knowledge or a method that does not apply; 3 an
-error of fedprism itself; 130 interrupted. torch is imported inside the commands, so that `fedprism --help` answers at
-once.
+Exit codes: 0 done; 1 a check of an audit failed; 2 bad input, missing knowledge, a method that does not apply, or an
+audit in which no attack ran to its end; 3 an error of fedprism itself; 130 interrupted. torch is imported inside the
+commands, so that `fedprism --help` answers at once.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import typer
 from fedprism.cli.attack import attack
 from fedprism.cli.audit import audit
 from fedprism.cli.demo import demo
+from fedprism.cli.init import init
 from fedprism.cli.inspect import inspect
 from fedprism.cli.list import list_table
-from fedprism.cli.plan import plans
 from fedprism.cli.report import report
 from fedprism.cli.reproduce import reproduce
 from fedprism.cli.terminal import complain
@@ -51,7 +51,7 @@ app.command()(demo)
 app.command(context_settings={"ignore_unknown_options": True})(attack)
 app.command()(audit)
 app.command()(report)
-app.add_typer(plans, name="plan")
+app.command()(init)
 app.command()(reproduce)
 app.command()(inspect)
 app.command("list")(list_table)

@@ -25,7 +25,7 @@ TOLERANCE = 1e-3
 def part_size(gradient: Gradient, batch: Batch, fitting: int | None = None) -> int:
     """How many samples of the batch to work on at a time: all, unless memory is short and the gradient is a mean."""
     usual = len(batch) if fitting is None else min(fitting, len(batch))
-    if (memory.splits() or usual < len(batch)) and not is_mean_over_samples(gradient, batch):
+    if (memory.is_limited() or usual < len(batch)) and not is_mean_over_samples(gradient, batch):
         return len(batch)
     return memory.together(usual)
 

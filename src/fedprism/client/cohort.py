@@ -70,7 +70,11 @@ def local_updates(
         together = 1
     # Finding out whether the model allows it costs a gradient: only where there is something to gain.
     if len(begin) == 2 and (together != 1 or begin[0].repeats) and not defense.overrides("on_batch", "on_examples"):
-        training = _Training.of(model, params, buffers, trained, defense.on_loss(loss), protocol)
+        start = {name: p.detach() for name, p in params.items() if trained is None or name in trained}
+        frozen = {name: p.detach() for name, p in params.items() if name not in start}
+        # Copies, because whether a model writes into its buffers is tried.
+        copies = {name: b.detach().clone() for name, b in (buffers or dict(model.named_buffers())).items()}
+        training = _Training(model, start, {**frozen, **copies}, defense.on_loss(loss), protocol)
         if training.can_be_shared(begin[0].data):
             for task, update in training.run(tasks, together or training.fitting(begin[0].data)):
                 about = task.context
@@ -107,22 +111,6 @@ class _Training:
     held: Update
     loss: LossFn
     protocol: Protocol
-
-    @classmethod
-    def of(
-        cls,
-        model: nn.Module,
-        params: Update,
-        buffers: Update | None,
-        trained: Collection[str] | None,
-        loss: LossFn,
-        protocol: Protocol,
-    ) -> _Training:
-        start = {name: p.detach() for name, p in params.items() if trained is None or name in trained}
-        frozen = {name: p.detach() for name, p in params.items() if name not in start}
-        # Copies, because whether a model writes into its buffers is found out by letting it.
-        copies = {name: b.detach().clone() for name, b in (buffers or dict(model.named_buffers())).items()}
-        return cls(model, start, {**frozen, **copies}, loss, protocol)
 
     def can_be_shared(self, data: Batch) -> bool:
         """Whether one program can carry several clients through the model, tried with two clients of one sample."""
@@ -172,26 +160,22 @@ class _Training:
         if len(data) == 1:
             only = data[0]
             start = {name: p.clone().requires_grad_() for name, p in self.start.items()}
-            update = trained_update(
-                start,
-                lambda current, indices, _: batch_gradient(self.model, current, self.held, only[indices], self.loss),
-                schedules[0],
-                self.protocol,
-            )
+
+            def alone(current: Update, indices: Tensor, _: int) -> Update:
+                return batch_gradient(self.model, current, self.held, only[indices], self.loss)
+
+            update = trained_update(start, alone, schedules[0], self.protocol)
             return [{name: tensor.detach() for name, tensor in update.items()}]
         every = _side_by_side(data)
         place = every.labels.device
         rows = torch.arange(len(data), device=place).unsqueeze(1)
         # One (clients, samples) table of indices per step.
         steps = [torch.stack(step).to(place) for step in zip(*schedules, strict=True)]
-        update = trained_update(
-            self._copies(len(data)),
-            lambda current, indices, _: stacked_gradients(
-                self.model, current, self.held, every[rows, indices], self.loss
-            ),
-            steps,
-            self.protocol,
-        )
+
+        def gradient(current: Update, indices: Tensor, _: int) -> Update:
+            return stacked_gradients(self.model, current, self.held, every[rows, indices], self.loss)
+
+        update = trained_update(self._copies(len(data)), gradient, steps, self.protocol)
         # Copies, so that one client's update does not keep those of all alive.
         return [
             {name: tensor[number].detach().clone() for name, tensor in update.items()} for number in range(len(data))

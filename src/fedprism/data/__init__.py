@@ -38,11 +38,7 @@ DATASETS: dict[str, Callable[..., ImageSet]] = {
     "fashion-mnist": OnDisk("fashion-mnist", (*_files("fashion_mnist", npz), ("FashionMNIST/raw", idx)), _CLOTHES),
     "cifar10": OnDisk(
         "cifar10",
-        (
-            *_files("cifar10", npz),
-            ("cifar-10-batches-bin", cifar10_binary),
-            ("cifar-10-batches-py", cifar10_pickled),
-        ),
+        (*_files("cifar10", npz), ("cifar-10-batches-bin", cifar10_binary), ("cifar-10-batches-py", cifar10_pickled)),
         _THINGS,
     ),
     "cifar100": OnDisk(
@@ -53,12 +49,7 @@ DATASETS: dict[str, Callable[..., ImageSet]] = {
     "tiny-imagenet": OnDisk("tiny-imagenet", (*_files("tiny_imagenet", zipped), ("tiny-imagenet-200", tiny_imagenet))),
     "imagenet": OnDisk(
         "imagenet",
-        (
-            *_files("imagenet", zipped),
-            ("imagenet", imagenet),
-            ("train", imagenet_beside),
-            ("val", imagenet_beside),
-        ),
+        (*_files("imagenet", zipped), ("imagenet", imagenet), ("train", imagenet_beside), ("val", imagenet_beside)),
         size=IMAGENET_SIDE,
     ),
     "lfw": OnDisk(

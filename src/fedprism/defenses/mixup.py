@@ -78,11 +78,8 @@ class Told(NamedTuple):
                 f"expected mixing's updates as int64, for each mixture one of {rounds} rounds counted from 0, found "
                 f"{updates.dtype} of shape {tuple(updates.shape)} or other numbers; correct it."
             )
-        if coefficients is not None and not (
-            coefficients.dtype.is_floating_point
-            and coefficients.shape == mapping.shape
-            and bool(((coefficients >= 0) & (coefficients <= 1)).all())
-        ):
+        floats = coefficients is None or (coefficients.dtype.is_floating_point and coefficients.shape == mapping.shape)
+        if coefficients is not None and not (floats and bool(((coefficients >= 0) & (coefficients <= 1)).all())):
             raise BadInput(
                 f"expected mixing's coefficients from 0 to 1, of shape {tuple(mapping.shape)} as the mapping's, found "
                 f"{coefficients.dtype} of shape {tuple(coefficients.shape)} or other numbers; correct or withhold them."
@@ -245,7 +242,7 @@ _OUTPUTS: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary(
 
 
 def _outputs_of(model: nn.Module, inputs: Tensor) -> int:
-    """How many classes the model tells apart; found by a forward pass once, since it does not change."""
+    """How many classes the model tells apart, by a forward pass once, since it does not change."""
     if model not in _OUTPUTS:
         state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         # Copies, because batch-norm writes into its buffers; two samples, because it refuses a single one.

@@ -24,9 +24,9 @@ from fedprism.evaluation.severity import (
     worst,
 )
 
-PROTECTED_BELOW = {"psnr": 15.0, "columns": RECOGNISABLE_COLUMNS}
-"""Ceilings below these count as protection. Decibels: an error of 18 % of the range in every pixel, about what the mean
-of all images scores. Columns: what is called a recognisable row."""
+PROTECTED_BELOW = {"psnr": 16.0, "columns": RECOGNISABLE_COLUMNS}
+"""Ceilings below these count as protection. Decibels: of 60 embedded photographs (32 px), blurred until their SSIM is
+that of a recognisable one, 19 of 20 have more. Columns: what is called a recognisable row."""
 
 
 class Verdict(StrEnum):
@@ -64,6 +64,11 @@ class CeilingFigure:
     def low(self) -> bool:
         """Whether it shows protection."""
         return self.value < PROTECTED_BELOW.get(self.metric, -math.inf)
+
+    @property
+    def known(self) -> bool:
+        """Whether it bounds anything; its status says why not."""
+        return math.isfinite(self.value)
 
     def __str__(self) -> str:
         return f"{number(self.metric, self.value)} ({self.confidence:.0%} confidence)"
@@ -147,9 +152,14 @@ def _verdict_of_one(rows: Sequence[Row]) -> Verdict:
 
 
 def ceiling_of(rows: Sequence[Row]) -> CeilingFigure | None:
-    """The ceiling of one setting. One that an attack exceeded is no bound and counts as unknown."""
+    """The ceiling of one setting. One that an attack exceeded is no bound and counts as unknown.
+
+    Rows of tables are judged by their columns, which a ceiling in decibels does not bound.
+    """
     ceiling = next((row.ceiling for row in rows if row.ceiling is not None), None)
-    return None if ceiling is None or any(exceeds(row, ceiling) for row in rows) else ceiling
+    if ceiling is None or (ceiling.metric != "columns" and any("columns" in row.metrics for row in rows)):
+        return None
+    return None if any(exceeds(row, ceiling) for row in rows) else ceiling
 
 
 def loosest(groups: Sequence[Sequence[Row]]) -> Sequence[Row]:
@@ -190,8 +200,10 @@ def _attacks_failed(rows: Sequence[Row]) -> str:
 
 
 def _ceiling_is_open(rows: Sequence[Row], ceiling: CeilingFigure | None) -> str:
+    if ceiling is not None and not ceiling.known:
+        return ceiling.status.rstrip(".") or "no ceiling is known"
     if ceiling is not None:
         return f"the update may still determine the samples (ceiling {ceiling})"
-    if any(row.ceiling is not None for row in rows):
+    if any(row.ceiling is not None and exceeds(row, row.ceiling) for row in rows):
         return "an attack scored above the ceiling, so the ceiling is not used"
     return "how much a better attack would recover is unknown (no ceiling)"

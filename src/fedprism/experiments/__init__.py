@@ -3,6 +3,16 @@
 from fedprism.experiments.execution import run_trial, run_trials
 from fedprism.experiments.outcome import Outcome
 from fedprism.experiments.store import ResultStore
-from fedprism.experiments.trial import Scoring, Setting, Trial
+from fedprism.experiments.trial import Judgement, Scoring, Setting, Trial, summarised
 
-__all__ = ["Outcome", "ResultStore", "Scoring", "Setting", "Trial", "run_trial", "run_trials"]
+__all__ = [
+    "Judgement",
+    "Outcome",
+    "ResultStore",
+    "Scoring",
+    "Setting",
+    "Trial",
+    "run_trial",
+    "run_trials",
+    "summarised",
+]

@@ -51,7 +51,7 @@ def run_trial(trial: Runnable, *, device: str | None = None, memory_share: float
     """
     start = time.perf_counter()
     try:
-        with one_thread(), repeatable(), memory.taking(memory_share) as memory_use:
+        with one_thread(), repeatable(), memory.limited_to(memory_share) as memory_use:
             outcome = trial.run(device)
     except (NotApplicable, MissingKnowledge) as reason:
         outcome = without_result(trial, str(reason), "skipped")

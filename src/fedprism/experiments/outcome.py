@@ -23,7 +23,10 @@ State = Literal["done", "skipped", "failed"]
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of a trial. `seconds` and `time_factor` are the clock's, and kept apart from what repeats exactly."""
+    """What came of a trial: a record, or `values` where what was tried is no attack and no training.
+
+    Seconds and `time_factor` are the clock's, and kept apart from what repeats exactly.
+    """
 
     key: str
     description: Mapping[str, Any]
@@ -34,9 +37,13 @@ class Outcome:
     record: Record | None = None
     baselines: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
     """Mean score of each null baseline."""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """What JSON can hold of a trial that has no record."""
     tensors: bytes | None = None
     """A safetensors file with some of the samples and what came back."""
     seconds: float = 0.0
+    attack_seconds: float | None = None
+    """How much of it the attack took."""
     time_factor: float | None = None
     memory_share: float = 1.0
     """Which part of the usual amount was worked on at a time: less where memory ran out."""
@@ -58,6 +65,7 @@ def written(outcome: Outcome) -> bytes:
         "reason": outcome.reason,
         "record": dataclasses.asdict(outcome.record) if outcome.record is not None else None,
         "baselines": dict(outcome.baselines),
+        **({"values": dict(outcome.values)} if outcome.values else {}),
     }
     plain = json.loads(json_text.as_json(content))
     return json_text.as_json({**plain, "digest": _digest(plain)})
@@ -78,6 +86,7 @@ def parsed(document: Mapping[str, Any], key: str) -> Outcome:
         reason=file.reason,
         record=None if file.record is None else file.record.made(),
         baselines=file.baselines,
+        values=json_text.as_numbers(file.values),
     )
 
 
@@ -127,7 +136,7 @@ class _Ceiling(_Strict):
     confidence: Annotated[float, Field(gt=0, lt=1)]
     pairs: Count
     prior: str
-    linearised: Number | None
+    linearised: list[Number] | None
     from_epsilon: Number | None
     status: str
 
@@ -162,9 +171,11 @@ class _File(_Strict):
     reason: str
     record: _Record | None
     baselines: dict[str, dict[str, Number | None]]
+    values: dict[str, Any] = {}
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if identity(self.cell) != self.id or (self.record is None) != (self.outcome != "done"):
+        result = self.record is not None or bool(self.values)
+        if identity(self.cell) != self.id or result != (self.outcome == "done"):
             raise ValueError("a record of another trial, or an outcome without one")
         return self

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,12 +19,14 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fedprism.checks import shown
-from fedprism.errors import BadInput
+from fedprism.errors import BadCapture, BadInput
 from fedprism.experiments.outcome import Outcome, parsed, written
 from fedprism.files import json_text
 from fedprism.files.tensors import TensorFile, write_bytes
 
 RECORDS, SAMPLES, CLOCK = "records", "samples", "clock"
+STORED_NAME = re.compile(r"\.?[0-9a-f]{16}\.(json|safetensors).*")
+"""Files of an outcome, and what a kill left half-written of them."""
 MOST_JSON_BYTES = 2**30
 """A larger file is not read into memory."""
 
@@ -34,6 +37,7 @@ class Clock(NamedTuple):
     """The time of a step under a defense over that without."""
     memory_share: float = 1.0
     """Which part of the usual amount was worked on at a time, because memory ran out."""
+    attack_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,8 @@ class ResultStore:
     """Writes and reads the outcomes in a folder."""
 
     root: Path
+    samples_needed: bool = False
+    """Whether a finished trial is run again if its samples are gone; those of audits may be deleted."""
 
     def prepare(self) -> None:
         """Make the folders, and remove what a killed run had begun to write."""
@@ -55,8 +61,8 @@ class ResultStore:
         """Keep an outcome. The record comes last: it says that the rest is there."""
         with self.writing():
             if outcome.tensors is not None:
-                write_bytes(self.root / SAMPLES / f"{outcome.key}.safetensors", outcome.tensors)
-            clock = Clock(outcome.seconds, outcome.time_factor, outcome.memory_share)._asdict()
+                write_bytes(self._samples_path(outcome.key), outcome.tensors)
+            clock = {name: getattr(outcome, name) for name in Clock._fields}
             write_bytes(self.root / CLOCK / f"{outcome.key}.json", json_text.as_json(clock))
             write_bytes(self.record_path(outcome.key), written(outcome))
 
@@ -72,22 +78,39 @@ class ResultStore:
         return replace(outcome, **self.clock(key)._asdict())
 
     def finished(self, key: str) -> bool:
-        """Whether a trial needs no other try. A record that cannot be read, after a power cut, is as good as none."""
+        """Whether a trial needs no other try. A file that cannot be read, after a power cut, is as good as none."""
         try:
-            return self.record_path(key).is_file() and self.get(key).state != "failed"
-        except BadInput:
+            if not self.record_path(key).is_file() or (outcome := self.get(key)).state == "failed":
+                return False
+            samples = self._samples_path(key)
+            if samples.is_file():
+                TensorFile(samples)  # reads the header, which says how long the file is
+            return samples.is_file() or outcome.state == "skipped" or not self.samples_needed
+        except (BadInput, BadCapture):
             return False
 
     def record_path(self, key: str) -> Path:
         return self.root / RECORDS / f"{key}.json"
+
+    def _samples_path(self, key: str) -> Path:
+        return self.root / SAMPLES / f"{key}.safetensors"
+
+    def clear(self) -> None:
+        """Remove all outcomes, so that the next run computes them anew; files of others stay."""
+        for folder in (self.root / RECORDS, self.root / SAMPLES, self.root / CLOCK, self.root):
+            for path in folder.iterdir() if folder.is_dir() else ():
+                if STORED_NAME.fullmatch(path.name):
+                    path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # files of others are in it, or it is not there
+                folder.rmdir()
 
     def clock(self, key: str) -> Clock:
         """How long a trial took; zero where nothing says."""
         clock: dict[str, Any] = {}
         with contextlib.suppress(BadInput):
             clock = read_json(self.root / CLOCK / f"{key}.json")
-        seconds, factor, memory_share = (_positive(clock.get(name)) for name in Clock._fields)
-        return Clock(seconds or 0.0, factor, memory_share or 1.0)
+        seconds, factor, memory_share, attack = (_positive(clock.get(name)) for name in Clock._fields)
+        return Clock(seconds or 0.0, factor, memory_share or 1.0, attack)
 
     def samples(self, key: str) -> dict[str, Tensor] | None:
         """Samples of the trial in pixels, images as bytes; None where none were kept.
@@ -95,7 +118,7 @@ class ResultStore:
         `recovered` and, where the truth is known, `originals` in the same order, `answered` and `indices` in the batch;
         from the closest to the farthest.
         """
-        path = self.root / SAMPLES / f"{key}.safetensors"
+        path = self._samples_path(key)
         if not path.is_file():
             return None
         file = TensorFile(path)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from safetensors.torch import save
@@ -34,9 +35,28 @@ class Setting:
     """The answers of null baselines for so many samples."""
 
 
+class Judgement(NamedTuple):
+    """What a scorer says of an answer."""
+
+    scores: dict[str, Any] | None
+    baselines: Mapping[str, Mapping[str, float | None]] = {}
+    """Mean score of each null baseline."""
+    residual: float | None = None
+    tensors: bytes | None = None
+    """A safetensors file of what is kept of the answer."""
+    seconds: float = 0.0
+    """What the attack went on doing while it was judged, beside its own time."""
+
+
+class Scorer(Protocol):
+    """Compares an answer with the truth, if that is known."""
+
+    def judge(self, setting: Setting, answer: Reconstruction) -> Judgement: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Scoring:
-    """How an answer is compared with the truth, and how many samples are kept beside what came back."""
+    """The scorer of audits and rehearsals: every sample by some metrics, null baselines, and the residual."""
 
     metrics: Sequence[str]
     columns: tuple[Column, ...] | None = None
@@ -46,6 +66,22 @@ class Scoring:
     allow_download: bool = False
     """Whether LPIPS may fetch its network."""
     kept: int = 0
+    """How many samples are kept beside what came back."""
+
+    def judge(self, setting: Setting, answer: Reconstruction) -> Judgement:
+        truth = setting.truth
+        matched = match(answer, truth) if truth is not None and answer.inputs is not None else None
+        scores: dict[str, Any] | None = None
+        baselines: dict[str, dict[str, float | None]] = {}
+        if truth is not None and matched is not None:
+            scores = _scores(answer, truth, self, matched)
+            for name, inputs in (setting.guesses(len(truth.owners)) if setting.guesses else {}).items():
+                guess = Reconstruction(inputs=inputs, ambiguity=answer.ambiguity & {"order"})
+                baselines[name] = _scores(guess, truth, self, match(guess, truth))["means"]
+        elif truth is not None and answer.updates is not None and truth.updates is not None:
+            scores = summarised({"update-error": tuple(score_updates(answer, truth).values())})
+        kept = _kept(setting.observation, answer, matched, self.kept)
+        return Judgement(scores, baselines, residual(setting.observation, answer), kept)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,28 +94,20 @@ class Trial:
     """Simulates or loads, on a device."""
     attack: Attack
     seed: int
-    scoring: Callable[[], Scoring]
+    scoring: Callable[[], Scorer]
 
     def run(self, device: str | None) -> Outcome:
-        setting, scoring = self.setting(device), self.scoring()
-        observation, truth = setting.observation, setting.truth
-        answer = runner.run(self.attack, observation, seed=self.seed, device=device)
-        matched = match(answer, truth) if truth is not None and answer.inputs is not None else None
-        scores: dict[str, Any] | None = None
-        baselines: dict[str, dict[str, float | None]] = {}
-        if truth is not None and matched is not None:
-            scores = _scores(answer, truth, scoring, matched)
-            for name, inputs in (setting.guesses(len(truth.owners)) if setting.guesses else {}).items():
-                guess = Reconstruction(inputs=inputs, ambiguity=answer.ambiguity & {"order"})
-                baselines[name] = _scores(guess, truth, scoring, match(guess, truth))["means"]
-        elif truth is not None and answer.updates is not None and truth.updates is not None:
-            scores = _summed({"update-error": tuple(score_updates(answer, truth).values())})
+        setting, scorer = self.setting(device), self.scoring()
+        start = time.perf_counter()
+        answer = runner.run(self.attack, setting.observation, seed=self.seed, device=device)
+        seconds = time.perf_counter() - start  # the result is on the CPU: a GPU has been waited for
+        judged = scorer.judge(setting, answer)
         record = Record(
             kind="attack",
             cell=self.description,
             knowledge_used=tuple(sorted(answer.knowledge_used)),
-            scores=scores,
-            residual=residual(observation, answer),
+            scores=judged.scores,
+            residual=judged.residual,
             status=str(answer.status),
             seed=self.seed,
             versions=json_text.versions(),
@@ -89,8 +117,9 @@ class Trial:
             description=self.description,
             state="done",
             record=record,
-            baselines=baselines,
-            tensors=_kept(observation, answer, matched, scoring.kept),
+            baselines=judged.baselines,
+            tensors=judged.tensors,
+            attack_seconds=seconds + judged.seconds,
         )
 
 
@@ -104,7 +133,7 @@ def _scores(answer: Reconstruction, truth: Truth, scoring: Scoring, matched: Mat
         values["columns"] = table.by_row
         extra = {"by_column": table.by_column, "tolerance": scoring.tolerance}
     return {
-        **_summed(values),
+        **summarised(values),
         "labels_match": scored.labels_match if _labels_comparable(answer, truth) else None,
         "resolved": sorted(scored.resolved),
         "unavailable": dict(scored.unavailable),
@@ -117,11 +146,12 @@ def _labels_comparable(answer: Reconstruction, truth: Truth) -> bool:
     return answer.labels is not None and len(answer.labels) <= len(truth.labels)
 
 
-def _summed(values: Mapping[str, tuple[float | None, ...]]) -> dict[str, Any]:
+def summarised(values: Mapping[str, Sequence[float | None]]) -> dict[str, Any]:
+    """The scores of a record: the values of each metric, their means, and of how many samples they are."""
     answered = [sum(value is not None for value in each) for each in values.values()]
     samples = [len(each) for each in values.values()]
     return {
-        "values": dict(values),
+        "values": {name: tuple(each) for name, each in values.items()},
         "means": {name: _mean(each) for name, each in values.items()},
         "samples": max(samples, default=0),
         "answered": min(answered, default=0),

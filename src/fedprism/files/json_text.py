@@ -41,3 +41,10 @@ _WORDS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 def as_number(value: Any) -> Any:
     """The number that one of the words "inf", "-inf" and "nan" stands for; anything else as it is."""
     return _WORDS.get(value, value) if isinstance(value, str) else value
+
+
+def as_numbers(value: Any) -> Any:
+    """A value with all that is in it, the words for numbers that are not finite being those numbers."""
+    if isinstance(value, Mapping):
+        return {name: as_numbers(item) for name, item in value.items()}
+    return [as_numbers(item) for item in value] if isinstance(value, list) else as_number(value)

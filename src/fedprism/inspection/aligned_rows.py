@@ -37,7 +37,7 @@ OPPOSITE_KERNELS = 0.95
 GAP = 0.25
 """A pair is closer to each other than to any other row by this much of a cosine."""
 ONE_DIRECTION = 0.85
-"""Share of the rows' energy in one direction; weights drawn between 0 and a number have 0.75."""
+"""Fraction of the rows' energy in one direction; weights drawn between 0 and a number have 0.75."""
 ONE_DIRECTION_OF_FEW = 0.99
 """The same for fewer than MANY_ROWS: narrow networks of sigmoids that do not learn drift in one direction."""
 MANY_ROWS = 32
@@ -95,29 +95,18 @@ def aligned_rows(layer: Layer) -> Iterator[Finding]:
 def _directions(rows: Tensor) -> Tensor:
     """The rows at length 1, folded to at most WIDTH entries; those spread over too few entries are left out."""
     enough = max(FEWEST_ENTRIES, 2 * math.log2(len(rows)) + 8)
-    fold = _Fold(rows)
-    kept = []
+    # Entries are added up with random signs, which leaves cosines nearly the same.
+    rng = torch.Generator().manual_seed(0)
+    signs = (2.0 * torch.randint(2, rows.shape[1:], generator=rng) - 1).to(rows)
+    places = torch.randint(WIDTH, rows.shape[1:], generator=rng).to(rows.device)
+    directions = []
     for chunk in chunks(rows):
         units, lengths = unit_rows(chunk)
-        kept.append(fold(units[(lengths > 0) & (spread_entries(units) >= enough)]))
-    return torch.cat(kept)
-
-
-class _Fold:
-    """Shortens rows to WIDTH entries with nearly the same cosines: entries are added up with random signs."""
-
-    def __init__(self, rows: Tensor) -> None:
-        self.needed = rows.shape[1] > WIDTH
-        if self.needed:
-            rng = torch.Generator().manual_seed(0)
-            self.signs = (2.0 * torch.randint(2, rows.shape[1:], generator=rng) - 1).to(rows)
-            self.places = torch.randint(WIDTH, rows.shape[1:], generator=rng).to(rows.device)
-
-    def __call__(self, units: Tensor) -> Tensor:
-        if not self.needed:
-            return units
-        short = units.new_zeros(len(units), WIDTH).index_add_(1, self.places, units * self.signs)
-        return unit_rows(short)[0]
+        units = units[(lengths > 0) & (spread_entries(units) >= enough)]
+        if rows.shape[1] > WIDTH:
+            units = unit_rows(units.new_zeros(len(units), WIDTH).index_add_(1, places, units * signs))[0]
+        directions.append(units)
+    return torch.cat(directions)
 
 
 def _of_signs(units: Tensor) -> Tensor:
@@ -146,7 +135,7 @@ def _opposite_pairs(partners: _Partners, cosine: float) -> int:
 
 
 def _direction(units: Tensor) -> Tensor:
-    """The direction that holds the largest share of the rows' energy, by power iteration."""
+    """The direction that holds the largest fraction of the rows' energy, by power iteration."""
     direction = units[0]
     for _ in range(POWER_STEPS):
         direction = units.T @ (units @ direction)

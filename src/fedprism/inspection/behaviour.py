@@ -51,9 +51,9 @@ def _fitting(params: Update, model: nn.Module) -> dict[str, Tensor]:
     wanted = dict(model.state_dict())
     for name, like in wanted.items():
         if name not in params or params[name].shape != like.shape:
-            found = tuple(params[name].shape) if name in params else "none"
+            shape = tuple(params[name].shape) if name in params else "none"
             raise BadInput(
-                f"expected the tensor '{name}' of shape {tuple(like.shape)}, as the model has, found {found}; "
+                f"expected the tensor '{name}' of shape {tuple(like.shape)}, as the model has, found {shape}; "
                 "give the factory of this very model."
             )
     return {name: params[name].detach().to(like) for name, like in wanted.items()}
@@ -72,13 +72,8 @@ def _outputs(model: nn.Module, tensors: Update, batch: Batch) -> Tensor:
         raise BadInput(
             f"expected outputs of shape (batch, classes), found {tuple(outputs.shape)}; give a model that classifies."
         )
-    labels = batch.labels
-    fits = (
-        labels.shape == outputs.shape
-        if is_soft(labels)
-        else 0 <= int(labels.min()) <= int(labels.max()) < outputs.shape[1]
-    )
-    if not fits:
+    labels, soft = batch.labels, is_soft(batch.labels)
+    if labels.shape != outputs.shape if soft else not 0 <= labels.min() <= labels.max() < outputs.shape[1]:
         raise BadInput(
             f"expected labels of the model's {outputs.shape[1]} classes, found labels of shape {tuple(labels.shape)} "
             f"up to {float(labels.max()):g}; give the client's own batch."
@@ -137,8 +132,8 @@ def _domination(
     answers: Tensor, dominated: Tensor, trained: Sequence[str], kept: Sequence[int], answering: int
 ) -> Finding:
     where = [name for name, so in zip(trained, dominated.tolist(), strict=True) if so]
-    shares = answers[:, dominated].div(answers[:, dominated].amax(0)).mean(1)
-    sample, heard = kept[int(shares.argmax())], int((shares > 1 / DOMINATION).sum())
+    fractions = answers[:, dominated].div(answers[:, dominated].amax(0)).mean(1)
+    sample, heard = kept[int(fractions.argmax())], int((fractions > 1 / DOMINATION).sum())
     sentence = (
         f"{heard} of {len(kept)} samples, sample {sample} above all, make up the gradient of {len(where)} of "
         f"{answering} tensors, {shown(where[0])} first"

@@ -13,7 +13,7 @@ TURNED = 0.3
 STEADY = 0.9
 """Cosine that the median row keeps where training goes its usual way."""
 MOST_TURNED = 0.7
-"""Share of the rows. One long row that was kept can hide in a layer's cosine that all others were replaced."""
+"""Fraction of the rows. One long row that was kept can hide in a layer's cosine that all others were replaced."""
 WITHERED = 0.3
 """Length of a row, relative to the median one, below which it may belong to a dead unit."""
 EMPTIED = 1e-3

@@ -16,7 +16,7 @@ from fedprism.inspection.base import Finding, Layer, serious
 DAMPED = 0.2
 """Rows shorter than this, relative to the longest, count as silent."""
 MOST_LIVE = 0.25
-"""Share of the rows that may be live where the others are silent."""
+"""Fraction of the rows that may be live where the others are silent."""
 BIAS_GAP = 3.0
 """In nats, if it is the last layer: at this gap a class keeps 5 % of its probability."""
 LONGER = 1.7
@@ -28,7 +28,7 @@ ALONE = 8.0
 EMPTY = 1e3
 """Where it is this much longer, its bias may be anything, if the row has not been pruned itself."""
 LEAST_KEPT = 0.1
-"""Share of entries that are not zero in a row that counts as not pruned."""
+"""Fraction of entries that are not zero in a row that counts as not pruned."""
 FEWEST_ROWS = 2
 """A single row has no others to stand out from."""
 FEWEST_ENTRIES = 8

@@ -25,19 +25,19 @@ COLUMN_GAP = 20.0
 FEWEST = 4
 """Lines that it takes; trained layers have one or two."""
 LEAST_SHARE = 0.005
-"""Share of a layer's lines that it takes: the same for wide layers."""
+"""Fraction of a layer's lines that it takes: the same for wide layers."""
 NEGLIGIBLE = 1e-3
-"""Lines whose largest entry is below this share of the layer's largest are dead, by decay, and copy nothing."""
+"""Lines whose largest entry is below this fraction of the layer's largest are dead, by decay, and copy nothing."""
 BACKGROUND = 20
 """Entries that a line must have before a gap between them means something; pruning leaves fewer."""
 MANY_SMALL = 0.2
-"""Share of the other lines' entries that are as small as the noise where all were shrunk; under L1 mostly 0.3."""
+"""Fraction of the other lines' entries that are as small as the noise where all were shrunk; under L1 mostly 0.3."""
 SAMPLE = 256
 """Lines of either kind that are looked at for that."""
 TIMES_SMOOTH = 3
 """How many times as many that is as of entries spread evenly up to their root mean square."""
 NEARLY_ALL = 0.9
-"""Share of the lines with entries that have exactly one in pieces of an identity."""
+"""Fraction of the lines with entries that have exactly one in pieces of an identity."""
 ONE_SIZE = 1.01
 """How many times the smallest of these entries the largest may be."""
 PRUNED = 0.1

@@ -10,11 +10,11 @@ from fedprism.inspection.base import Finding, Layer, chunks, is_mask, note, seri
 from fedprism.types import Update
 
 MOSTLY_ZERO = 0.99
-"""Share of zeros in a layer that is worth a note."""
+"""Fraction of zeros in a layer that is worth a note."""
 FEWEST_LAYER_VALUES = 1000
-"""Below it a share of zeros says little: a bound."""
+"""Below it a fraction of zeros says little: a bound."""
 MOST_OF_MODEL = 0.95
-"""Share of all values in one dense layer that is worth a note."""
+"""Fraction of all values in one dense layer that is worth a note."""
 FEWEST_DENSE_VALUES = 2**20
 """Below it a dense layer is not large: a bound."""
 

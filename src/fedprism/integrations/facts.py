@@ -43,9 +43,9 @@ class Leakage(Strict):
     """What cheap checks got out of one round; None where a check does not apply."""
 
     samples: Number | None = None
-    """Largest share of the samples behind an update that dense inversion reads off it."""
+    """Largest fraction of the samples behind an update that dense inversion reads off it."""
     labels: Number | None = None
-    """Largest share of the labels behind an update that follow from its signs."""
+    """Largest fraction of the labels behind an update that follow from its signs."""
     norm: Number | None = None
     """Largest length of an update."""
     serious: int = 0

@@ -45,31 +45,28 @@ class Watch:
 
     def __post_init__(self) -> None:
         if self.stop_above is not None and not 0 <= self.stop_above <= 1:
-            raise BadInput(f"expected stop_above to be a share from 0 to 1, found {self.stop_above}; 0.1 is a tenth.")
+            raise BadInput(
+                f"expected stop_above to be a fraction from 0 to 1, found {self.stop_above}; 0.1 is a tenth."
+            )
 
     def look(self, rounds: Sequence[Round], model: nn.Module | None, knowledge: Knowledge) -> Leakage:
         """What the checks get out of the updates of one round, the worst of them."""
-        fractions = [fraction for round_ in rounds if (fraction := samples_read(round_, model, knowledge)) is not None]
-        labels = [fraction for round_ in rounds if (fraction := labels_read(round_, knowledge)) is not None]
+        samples = [part for round_ in rounds if (part := samples_read(round_, model, knowledge)) is not None]
+        labels = [part for round_ in rounds if (part := labels_read(round_, knowledge)) is not None]
         sent = {id(round_.params): round_.params for round_ in rounds}  # the same object for every client
         return Leakage(
-            samples=max(fractions, default=None),
+            samples=max(samples, default=None),
             labels=max(labels, default=None),
             norm=max((length(round_.update) for round_ in rounds), default=None),
             serious=sum(len(inspect(params).serious) for params in sent.values()),
         )
 
     def judge(self, index: int, leakage: Leakage) -> None:
-        """Log what was found, and raise `LeakageLimit` where it is more than allowed."""
-        samples = "unknown" if leakage.samples is None else f"{leakage.samples:.2f}"
-        labels = "unknown" if leakage.labels is None else f"{leakage.labels:.2f}"
+        """Log the leakage, and raise `LeakageLimit` where it is more than allowed."""
+        samples, labels = ("unknown" if part is None else f"{part:.2f}" for part in (leakage.samples, leakage.labels))
         log.warning(
-            "round %d: leakage %s of samples, %s of labels; longest update %.3g; %d serious findings on the model sent",
-            index,
-            samples,
-            labels,
-            leakage.norm or 0.0,
-            leakage.serious,
+            f"round {index}: leakage {samples} of samples, {labels} of labels; longest update "
+            f"{leakage.norm or 0.0:.3g}; {leakage.serious} serious findings on the model sent"
         )
         if self.stop_above is not None and (leakage.samples or 0.0) > self.stop_above:
             raise LeakageLimit(

@@ -1,31 +1,20 @@
 """The absolute variation distance: how well the edges of two images agree, whatever their brightness and contrast sign.
 
 Eloul et al., "Enhancing privacy against inversion attacks in federated learning by using mixing gradients strategies",
-2022, whose normalised first-order form this is; extended in Papadopoulos et al., "Absolute variation distance: an
-inversion attack evaluation metric for federated learning", ECIR 2024. With v an image and
+2022, normalised and of first order; extended in Papadopoulos et al., "Absolute variation distance: an inversion attack
+evaluation metric for federated learning", ECIR 2024. For a reconstruction s of a source t, with v an image,
 
-    g[r, c] = v[r+1, c] + v[r, c+1] - 2 v[r+1, c+1]          (the two forward differences, added with their signs)
+    AVD(s, t) = RMS(|g_s| - |g_t|) / RMS(|g_noise|),    g[r, c] = v[r+1, c] + v[r, c+1] - 2 v[r+1, c+1],
 
-on the (H-1) x (W-1) grid, for a reconstruction s of a source t,
+so that the noise an attack starts from scores 1 against a black image. `avd_second_order` adds, with half the weight,
+h[r, c] = v[r+2, c] - 2 v[r+2, c+1] + 2 v[r+2, c+2] - 2 v[r+1, c+2] + v[r, c+2]. `avd_entropy` compares how the
+variation is spread: |S_s - S_t| / S_noise, S = -sum q log q, q = |g| / sum |g|.
 
-    AVD(s, t) = RMS(|g_s| - |g_t|) / RMS(|g_noise|)
+Differs from the papers' code in: nothing is rounded to 8 bits; the caller clamps to [0, 1]; the normaliser is the noise
+itself where it is given. The entropy form is a footnote of 2022, and its normaliser is our reading of it.
 
-where noise is what an attack starts from, so that starting noise scores 1 against a black image. The root mean square
-runs over the grid and the channels together. `avd_second_order` adds the second differences of 2024,
-
-    h[r, c] = v[r+2, c] - 2 v[r+2, c+1] + 2 v[r+2, c+2] - 2 v[r+1, c+2] + v[r, c+2]
-
-with half the weight of the first. `avd_entropy` compares how the variation is spread instead of where it lies: with
-q = |g| / sum |g| and S = -sum q log q,
-
-    Delta S_av(s, t) = |S_s - S_t| / S_noise.
-
-Differs from the papers' code in: nothing is rounded to 8 bits; values are not made positive first (the caller clamps
-to [0, 1]); the normaliser is the noise itself where it is given, not a constant. The entropy form is a footnote of
-2022; that q is taken over places and channels, and the normaliser, are our reading of it.
-
-A blank image scores *low* against a source of few edges (0.43 on average for MNIST, 0.20 for CIFAR-10), below both
-thresholds: a value means recovery only where it is also below `avd_floor`.
+A blank image scores 0.43 on average for MNIST and 0.20 for CIFAR-10, below both thresholds: a value means recovery only
+where it is also below `avd_floor`.
 """
 
 from __future__ import annotations

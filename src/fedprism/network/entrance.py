@@ -51,7 +51,7 @@ def entrance_of(observation: Observation, layer: Operation) -> Entrance | None:
 
     Images of zeros and of ones tell slope and offset, random inputs whether there is nothing else to it.
     """
-    shape = observation.knowledge.input_shape or ()
+    shape = observation.knowledge.sample_shape
     if layer.inputs.dim() != 2 or layer.inputs.shape[1] != math.prod(shape):
         return None
     fed_by = features_before(observation, observation.rounds[0], layer)

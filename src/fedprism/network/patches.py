@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from fedprism.errors import NotApplicable
-from fedprism.network.operations import Operation, operations_of
+from fedprism.network.beginning import first_operations
+from fedprism.network.first_attention import FirstAttention, first_attention
+from fedprism.network.operations import Operation
 from fedprism.network.torch_calls import Kind
 from fedprism.types import Observation, Update
 
@@ -41,6 +43,8 @@ class PatchLayer(NamedTuple):
     """The parameter that is added to the embeddings, entry by entry; None if there is none."""
     places: Tensor | None
     """(patches, channels): the number of each added value in the flattened parameter."""
+    attention: FirstAttention | None
+    """The first dense layers that see every patch by itself."""
 
     def rows(self, gradient: Update) -> Tensor:
         """The weight's gradient as a matrix (channels, features)."""
@@ -74,7 +78,7 @@ def patch_layer(observation: Observation) -> PatchLayer | None:
     tensors = {**round.params, **(round.buffers_before or {})}
     numbered = _numbered_inputs(math.prod(shape)).to(next(iter(round.params.values()))).view(-1, *shape)
     try:
-        operations, _ = operations_of(model, tensors, numbered)
+        operations = first_operations(model, tensors, numbered)
         first = next((operation for operation in operations if operation.kind is not Kind.ADDED), None)
         fed = None if first is None else _patches(first, tensors)
         if first is None or fed is None:
@@ -83,10 +87,12 @@ def patch_layer(observation: Observation) -> PatchLayer | None:
         if origin is None:
             return None
         position, places = _position(observation, tensors, operations, first)
+        embedded = _embeddings(first) - (0 if first.bias is None else tensors[first.bias])
+        attention = first_attention(operations, embedded, tensors)
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise NotApplicable(f"expected the model to accept inputs of shape {shape}, found: {reason}.") from error
-    return PatchLayer(first.weight, first.bias, first.transposed, *origin, position, places)
+    return PatchLayer(first.weight, first.bias, first.transposed, *origin, position, places, attention)
 
 
 def _numbered_inputs(size: int) -> Tensor:
@@ -201,7 +207,7 @@ def _places(
     silent = {name: torch.zeros_like(tensors[name]) for name in (first.weight, first.bias) if name is not None}
     numbers = torch.arange(parameter.numel(), device=parameter.device).view(parameter.shape).to(parameter)
     blank = parameter.new_zeros(1, *observation.knowledge.sample_shape)
-    operations, _ = operations_of(model, {**tensors, **silent, added.weight: numbers}, blank)
+    operations = first_operations(model, {**tensors, **silent, added.weight: numbers}, blank)
     returned = next(operation.outputs for operation in operations if operation.number == added.number)
     places = returned[0].flatten()[tokens].double()
     whole = places.round().long()

@@ -188,7 +188,11 @@ def _points_lost(option: Option, choices: Sequence[Option]) -> float | None:
     bare = _without(option, choices)
     if bare is None or bare.cost is None or bare.accuracy is None or option.accuracy is None:
         return None
-    return None if NOTHING_LEARNED in bare.cost.statuses else 100 * (bare.accuracy - option.accuracy)
+    return None if _learned_nothing(bare.cost) else 100 * (bare.accuracy - option.accuracy)
+
+
+def _learned_nothing(cost: Configuration) -> bool:
+    return any(NOTHING_LEARNED in status for status in cost.statuses)
 
 
 def _undominated(option: Option, choices: Sequence[Option]) -> bool:
@@ -249,7 +253,7 @@ def _without(option: Option, choices: Sequence[Option]) -> Option | None:
 def _cautions(chosen: Option, choices: Sequence[Option]) -> tuple[str, ...]:
     sentences = []
     bare = _without(chosen, choices) or chosen
-    if bare.cost is not None and NOTHING_LEARNED in bare.cost.statuses:
+    if bare.cost is not None and _learned_nothing(bare.cost):
         sentences.append(
             "Trained without a defense the model is no better than always answering with the most frequent class, so "
             "accuracies do not show the cost: give [utility] more epochs, or another lr."

@@ -55,7 +55,7 @@ class Engine:
 
     @contextmanager
     def settings(self) -> Iterator[None]:
-        """PyTorch's own switches set as asked, and put back afterwards."""
+        """PyTorch's switches set as asked, and put back afterwards."""
         cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
         before = cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
         cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = self.autotune, self.tf32, self.tf32
@@ -78,7 +78,7 @@ class Repeated:
         self.stepping = Stepping.GRAPH if graph else Stepping.PLAIN
         if graph and device.type != "cuda":
             self.stepping = Stepping.NO_GPU
-        # Work before the capture has to be on a stream of its own, and so has the capture.
+        # Work before the capture has to be on a separate stream, and so has the capture.
         self._stream = torch.cuda.Stream(device) if self.stepping is Stepping.GRAPH else None  # type: ignore[no-untyped-call]
         self._graph: torch.cuda.CUDAGraph | None = None
 
@@ -112,7 +112,7 @@ class Repeated:
             ):
                 self.step()
         except RuntimeError as error:
-            cause = error.__context__ or error  # ending a capture that failed is an error of its own
+            cause = error.__context__ or error  # ending a capture that failed raises another error
             self.reason = (str(cause).splitlines() or [type(cause).__name__])[0].rstrip(".")
             self.stepping, self._stream = Stepping.REFUSED, None
             torch.cuda.synchronize(stream.device)

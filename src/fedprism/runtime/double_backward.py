@@ -41,7 +41,7 @@ def for_second_derivatives(model: nn.Module) -> nn.Module:
     """A copy of the model, with its parameters, that computes the same and is cheap to differentiate twice.
 
     It serves gradients by the parameters, recorded, and then derivatives of these by the inputs, not recorded.
-    Layers that are not exactly PyTorch's own stay as they are.
+    Layers that are not exactly PyTorch's stay as they are.
     """
     model = copy_layers(model)
     for layer in model.modules():

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 @dataclass
-class MemoryShare:
+class MemoryLimit:
     """The fraction of the usual amount to work on at a time, and whether it could be less."""
 
     fraction: float
@@ -20,33 +20,33 @@ class MemoryShare:
     """Whether any block still holds several items."""
 
 
-_share: ContextVar[MemoryShare | None] = ContextVar("fedprism_memory_share", default=None)
+_limit: ContextVar[MemoryLimit | None] = ContextVar("fedprism_memory_limit", default=None)
 
 
 @contextmanager
-def taking(fraction: float) -> Iterator[MemoryShare]:
+def limited_to(fraction: float) -> Iterator[MemoryLimit]:
     """Inside the block, work on this fraction of the usual amount at a time."""
     if not 0 < fraction <= 1:
-        raise ValueError(f"expected a share above 0 and at most 1, found {fraction}; 1 is the usual amount.")
-    share = MemoryShare(fraction)
-    token = _share.set(share)
+        raise ValueError(f"expected a fraction above 0 and at most 1, found {fraction}; 1 is the usual amount.")
+    limit = MemoryLimit(fraction)
+    token = _limit.set(limit)
     try:
-        yield share
+        yield limit
     finally:
-        _share.reset(token)
+        _limit.reset(token)
 
 
-def splits() -> bool:
+def is_limited() -> bool:
     """Whether less than usual is to be worked on at a time."""
-    share = _share.get()
-    return share is not None and share.fraction < 1
+    limit = _limit.get()
+    return limit is not None and limit.fraction < 1
 
 
 def together(usual: int) -> int:
     """How many to work on at a time instead of `usual`; at least one."""
-    share = _share.get()
-    if share is None:
+    limit = _limit.get()
+    if limit is None:
         return max(1, usual)
-    size = max(1, int(usual * share.fraction))
-    share.divisible = share.divisible or size > 1
+    size = max(1, int(usual * limit.fraction))
+    limit.divisible = limit.divisible or size > 1
     return size

@@ -9,11 +9,7 @@ from contextvars import ContextVar
 Listener = Callable[[int, int], None]
 
 
-def _nobody(done: int, total: int) -> None:
-    """Nobody listens."""
-
-
-_listener: ContextVar[Listener] = ContextVar("fedprism_progress", default=_nobody)
+_listener: ContextVar[Listener] = ContextVar("fedprism_progress", default=lambda done, total: None)
 
 
 def report(done: int, total: int) -> None:

@@ -102,7 +102,9 @@ def _trained(
         answering = to_one_model or answers(recorded, trainer, params, buffers, [(index, cohort)], seed)
         context = Context(model=model, params=params, round=index)
         given = _defended_together(list(islice(answering, len(cohort))), scenario.defense, context, seed)
-        after, left = step(params, given, scenario), _buffers_left(view, model, buffers, given)
+        after, left = step(params, given, scenario), list[Update]()
+        if scenario.sends_buffers and buffers:
+            left = [buffers_after(model, buffers, view.steps(answer.draw)) for answer in given]
         sent = Round(index=index, params=params, update={}, buffers_before=buffers or None)
         rounds.extend(view.of_round(sent, given, after, left))
         drawn.extend(answer.draw for answer in given)
@@ -120,13 +122,6 @@ def _defended_together(given: list[Answer], defense: Defense, context: Context, 
     rng = generator(seed, "aggregate", context.round)
     updates = defense.on_aggregate([answer.update for answer in given], context, rng)
     return [answer._replace(update=update) for answer, update in zip(given, updates, strict=True)]
-
-
-def _buffers_left(view: View, model: nn.Module, buffers: Update, given: Sequence[Answer]) -> list[Update]:
-    """Each client's buffers after its training, where they are sent."""
-    if not view.scenario.sends_buffers or not buffers:
-        return []
-    return [buffers_after(model, buffers, view.steps(answer.draw)) for answer in given]
 
 
 class _Contributions:

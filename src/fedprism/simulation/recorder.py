@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from fedprism.client.batchnorm import exact_statistics
-from fedprism.defenses.base import Context, Defense
+from fedprism.defenses.base import Chain, Context, Defense
 from fedprism.defenses.mixup import Mixing, MixUp
 from fedprism.errors import BadInput
 from fedprism.inputs import map_tensors, outputs_of
-from fedprism.types import Batch, LossFn, Update
+from fedprism.types import Batch, Update
 
 
 class Step(NamedTuple):
@@ -37,14 +37,12 @@ ClientRound: TypeAlias = tuple[str | None, int | None]
 
 
 @dataclass(frozen=True)
-class RecordingDefense(Defense):
-    """Does what `defense` does, and keeps the steps of each (client, round) where `keeps` says so.
+class RecordingDefense(Chain):
+    """Does what `defenses` do, and with `keeps` keeps the steps of each (client, round).
 
-    sizes: how many of its samples each client draws for a round, by name, where it mixes these with all that it holds;
-    the federation then leaves the draw to this defense.
+    sizes: how many of its samples each client draws for a round, by name, if it mixes these with all that it holds.
     """
 
-    defense: Defense
     sizes: Mapping[str, int] = field(default_factory=dict)
     keeps: bool = True
     steps: dict[ClientRound, list[Step]] = field(default_factory=dict, compare=False)
@@ -53,9 +51,9 @@ class RecordingDefense(Defense):
     def on_draw(self, dataset: Batch, context: Context, rng: torch.Generator) -> Tensor:
         size = self.sizes.get(context.client or "")
         if size is None:
-            return self.defense.on_draw(dataset, context, rng)
+            return super().on_draw(dataset, context, rng)
         part = torch.randperm(len(dataset), generator=rng)[:size].sort().values
-        chosen = part[self.defense.on_draw(dataset[part], context, rng)]
+        chosen = part[super().on_draw(dataset[part], context, rng)]
         self._drawn[context.client, context.round] = dataset, chosen
         return chosen
 
@@ -65,7 +63,7 @@ class RecordingDefense(Defense):
             drawn, chosen = self._drawn[client_round]
             everything = drawn.to(batch.labels.device)
             context = replace(context, batch=everything, indices=chosen[context.indices.cpu()])
-        fed = self.defense.on_batch(batch, context, rng)
+        fed = super().on_batch(batch, context, rng)
         if not self.keeps:
             return fed
         mixing, layers = self._mixing(context, before), _layer_state(fed.labels.device)
@@ -74,28 +72,12 @@ class RecordingDefense(Defense):
         self.steps.setdefault(client_round, []).append(step)
         return fed
 
-    def on_loss(self, loss: LossFn) -> LossFn:
-        return self.defense.on_loss(loss)
-
-    def on_examples(self, grads: Update, context: Context, rng: torch.Generator) -> Update:
-        return self.defense.on_examples(grads, context, rng)
-
-    def on_update(self, update: Update, context: Context, rng: torch.Generator) -> Update:
-        return self.defense.on_update(update, context, rng)
-
-    def on_aggregate(self, updates: Sequence[Update], context: Context, rng: torch.Generator) -> Sequence[Update]:
-        return self.defense.on_aggregate(updates, context, rng)
-
     def overrides(self, *stages: str) -> bool:
-        return not {"on_draw", "on_batch"}.isdisjoint(stages) or self.defense.overrides(*stages)
-
-    @property
-    def sums_only(self) -> bool:
-        return self.defense.sums_only
+        return not {"on_draw", "on_batch"}.isdisjoint(stages) or super().overrides(*stages)
 
     def _mixing(self, context: Context, before: Tensor) -> Mixing | None:
         """What was mixed, drawn once more: it is the first thing that is drawn for a batch."""
-        defense = mixes(self.defense)
+        defense = mixes(self)
         if defense is None or context.batch is None or context.indices is None:
             return None
         again = torch.Generator()
@@ -116,10 +98,10 @@ def check_mixes_once(defense: Defense) -> None:
     mixing = [part for part in changing if isinstance(part, MixUp)]
     public = getattr(mixing[0], "cross", None) is not None
     if len(mixing) > 1 or changing[0] is not mixing[0] or public:
-        found = "public samples in the mixtures" if public else f"{len(changing)} defenses that change batches"
+        problem = "public samples in the mixtures" if public else f"{len(changing)} defenses that change batches"
         raise BadInput(
             "expected one MixUp or InstaHide of a client's own samples, before all else that changes batches, to grant "
-            f"what was mixed, found {found}; change the defense, or do not grant it."
+            f"what was mixed, found {problem}; change the defense, or do not grant it."
         )
 
 

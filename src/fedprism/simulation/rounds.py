@@ -105,12 +105,8 @@ def part_size(scenario: Scenario, client: int) -> int:
 
 def aggregate(given: Sequence[Answer], reduction: Reduction) -> Update:
     """The sum or mean of at least one answer."""
-    sizes = [len(answer.draw.samples) for answer in given]
-    weights = {
-        "sum": [1.0] * len(given),
-        "mean": [1.0 / len(given)] * len(given),
-        "weighted_mean": [size / sum(sizes) for size in sizes],
-    }[reduction]
+    sizes = [len(answer.draw.samples) if reduction == "weighted_mean" else 1 for answer in given]
+    weights = [size / (1 if reduction == "sum" else sum(sizes)) for size in sizes]
     return {
         name: torch.stack([w * answer.update[name] for w, answer in zip(weights, given, strict=True)]).sum(0)
         for name in given[0].update

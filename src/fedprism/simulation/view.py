@@ -38,7 +38,7 @@ class View:
         """The defense, which also records what it hands to the networks."""
         scenario = self.scenario
         sizes = {name_of(client): part_size(scenario, client) for client in range(len(scenario.clients))}
-        return RecordingDefense(scenario.defense, sizes if self._mixes_with_all else {}, keeps=self.looks_inside)
+        return RecordingDefense((scenario.defense,), sizes if self._mixes_with_all else {}, keeps=self.looks_inside)
 
     def recorded(self) -> Scenario:
         """The scenario that is simulated: with the recorder where it is needed, which then draws the samples."""
@@ -84,25 +84,22 @@ class View:
         return self.recorder.steps[name_of(draw.client), draw.round]
 
     def of_round(self, sent: Round, answers: Sequence[Answer], after: Update, left: Sequence[Update]) -> list[Round]:
-        """The round as it is seen: client by client, the aggregate, or the movement of the global model.
-
-        `left` are the clients' buffers after their training, none where they are not sent.
-        """
+        """The round client by client, as an aggregate, or as the global model's movement; `left`: buffers sent back."""
         if self.one_by_one:
-            return [self._client_round(sent, answer, buffers) for answer, buffers in zip_longest(answers, left)]
+            return [
+                replace(
+                    sent,
+                    update=answer.update,
+                    kind=self.scenario.protocol.kind,
+                    participants=(name_of(answer.draw.client),),
+                    buffers_after=buffers,
+                )
+                for answer, buffers in zip_longest(answers, left)
+            ]
         if left:
             sent = replace(sent, buffers_after=mean_buffers(answers, left, self.scenario.aggregation))
         sent = replace(sent, clients=len(answers) if self.knows_cohorts else len(self.scenario.clients))
         return [self._movement(sent, after) if self.threat.participates else self._aggregate(sent, answers)]
-
-    def _client_round(self, sent: Round, answer: Answer, buffers_after: Update | None) -> Round:
-        return replace(
-            sent,
-            update=answer.update,
-            kind=self.scenario.protocol.kind,
-            participants=(name_of(answer.draw.client),),
-            buffers_after=buffers_after,
-        )
 
     def _movement(self, sent: Round, after: Update) -> Round:
         """What a participant sees: how the global model moved."""
@@ -276,9 +273,9 @@ def samples_by_client(scenario: Scenario, drawn: Sequence[Draw]) -> list[Tensor]
 def mean_buffers(answers: Sequence[Answer], left: Sequence[Update], reduction: Reduction) -> Update:
     """The server's mean of the clients' buffers, weighted as their updates are; counters are rounded."""
     sizes = [len(answer.draw.samples) if reduction == "weighted_mean" else 1 for answer in answers]
-    shares = torch.tensor(sizes, dtype=torch.float64) / sum(sizes)
+    weights = torch.tensor(sizes, dtype=torch.float64) / sum(sizes)
     means = {
-        name: torch.einsum("c,c...->...", shares, torch.stack([buffers[name].double() for buffers in left]))
+        name: torch.einsum("c,c...->...", weights, torch.stack([buffers[name].double() for buffers in left]))
         for name in left[0]
     }
     return {

@@ -1,137 +1,68 @@
-"""The mathematics: plain functions on tensors that import nothing of fedprism. Numerical failure is a status."""
+"""Plain functions on tensors that import nothing of fedprism but `runtime`. Numerical failure is a status."""
 
-from fedprism.runtime.cuda_graphs import Engine, Repeated, Stepping
-from fedprism.runtime.moments import Moments, channel_moments
-from fedprism.solvers.closed_form.dense import (
-    DenseInversion,
-    DenseStatus,
-    OutputLayerSolution,
-    agreeing_rows,
-    back_substitute,
-    invert_dense,
-    invert_single,
-    numerical_rank,
-    solve_output_layer,
-)
-from fedprism.solvers.closed_form.labels import LabelRecovery, LabelStatus, label_counts, sole_label, unique_labels
-from fedprism.solvers.closed_form.patches import PatchInversion, PatchStatus, invert_patches
-from fedprism.solvers.denoising import nonlocal_means
-from fedprism.solvers.matching.differences import TwoLosses
-from fedprism.solvers.matching.distances import cosine, squared_error
-from fedprism.solvers.matching.features import (
-    FeatureInversion,
-    InvertedFeatures,
-    feature_cosine,
-    feature_error,
-    first_guess,
-    invert_features,
-    published_inversion,
-)
-from fedprism.solvers.matching.gradients import LBFGS, Adam, Matching, MatchingSettings, MatchingStatus, match_gradients
-from fedprism.solvers.matching.priors import (
-    BatchMoments,
-    Orthogonality,
-    TotalVariation,
-    moments_distance,
-    orthogonality,
-    total_variation,
-)
-from fedprism.solvers.participation import (
-    Identifiability,
-    IdentifiabilityStatus,
-    Participation,
-    ParticipationStatus,
-    UserStatus,
-    disaggregate,
-    identifiable_users,
-    recover_participation,
-)
-from fedprism.solvers.separation.decode import DecodeStatus, Decoding, decode_mixtures
-from fedprism.solvers.separation.exact_batch import Downstream, ExactBatch, ExactStatus, exact_batch
-from fedprism.solvers.separation.ica import StudentICA, Unmixing, UnmixStatus, unmix
-from fedprism.solvers.separation.mixture import Mixture, reduce_mixture
-from fedprism.solvers.windows import (
-    Lattice,
-    Smoothest,
-    WindowStatus,
-    interpolated_midpoint,
-    midpoint,
-    smoothest_means,
-    softened_midpoint,
-)
-
-__all__ = [
-    "LBFGS",
-    "Adam",
-    "BatchMoments",
-    "DecodeStatus",
-    "Decoding",
-    "DenseInversion",
-    "DenseStatus",
-    "Downstream",
-    "Engine",
-    "ExactBatch",
-    "ExactStatus",
-    "FeatureInversion",
-    "Identifiability",
-    "IdentifiabilityStatus",
-    "InvertedFeatures",
-    "LabelRecovery",
-    "LabelStatus",
-    "Lattice",
-    "Matching",
-    "MatchingSettings",
-    "MatchingStatus",
-    "Mixture",
-    "Moments",
-    "Orthogonality",
-    "OutputLayerSolution",
-    "Participation",
-    "ParticipationStatus",
-    "PatchInversion",
-    "PatchStatus",
-    "Repeated",
-    "Smoothest",
-    "Stepping",
-    "StudentICA",
-    "TotalVariation",
-    "TwoLosses",
-    "UnmixStatus",
-    "Unmixing",
-    "UserStatus",
-    "WindowStatus",
-    "agreeing_rows",
-    "back_substitute",
-    "channel_moments",
-    "cosine",
-    "decode_mixtures",
-    "disaggregate",
-    "exact_batch",
-    "feature_cosine",
-    "feature_error",
-    "first_guess",
-    "identifiable_users",
-    "interpolated_midpoint",
-    "invert_dense",
-    "invert_features",
-    "invert_patches",
-    "invert_single",
-    "label_counts",
-    "match_gradients",
-    "midpoint",
-    "moments_distance",
-    "nonlocal_means",
-    "numerical_rank",
-    "orthogonality",
-    "published_inversion",
-    "recover_participation",
-    "reduce_mixture",
-    "smoothest_means",
-    "softened_midpoint",
-    "sole_label",
-    "solve_output_layer",
-    "squared_error",
-    "total_variation",
-    "unique_labels",
-    "unmix",
-]
+from fedprism.solvers.closed_form.dense import DenseInversion as DenseInversion
+from fedprism.solvers.closed_form.dense import DenseStatus as DenseStatus
+from fedprism.solvers.closed_form.dense import OutputLayerSolution as OutputLayerSolution
+from fedprism.solvers.closed_form.dense import agreeing_rows as agreeing_rows
+from fedprism.solvers.closed_form.dense import back_substitute as back_substitute
+from fedprism.solvers.closed_form.dense import invert_dense as invert_dense
+from fedprism.solvers.closed_form.dense import invert_single as invert_single
+from fedprism.solvers.closed_form.dense import numerical_rank as numerical_rank
+from fedprism.solvers.closed_form.dense import solve_output_layer as solve_output_layer
+from fedprism.solvers.closed_form.labels import LabelRecovery as LabelRecovery
+from fedprism.solvers.closed_form.labels import LabelStatus as LabelStatus
+from fedprism.solvers.closed_form.labels import label_counts as label_counts
+from fedprism.solvers.closed_form.labels import sole_label as sole_label
+from fedprism.solvers.closed_form.labels import unique_labels as unique_labels
+from fedprism.solvers.closed_form.patches import PatchInversion as PatchInversion
+from fedprism.solvers.closed_form.patches import PatchStatus as PatchStatus
+from fedprism.solvers.closed_form.patches import TokensFed as TokensFed
+from fedprism.solvers.closed_form.patches import invert_patches as invert_patches
+from fedprism.solvers.closed_form.patches import invert_patches_by_attention as invert_patches_by_attention
+from fedprism.solvers.denoising import nonlocal_means as nonlocal_means
+from fedprism.solvers.matching.differences import TwoLosses as TwoLosses
+from fedprism.solvers.matching.distances import cosine as cosine
+from fedprism.solvers.matching.distances import squared_error as squared_error
+from fedprism.solvers.matching.features import FeatureInversion as FeatureInversion
+from fedprism.solvers.matching.features import InvertedFeatures as InvertedFeatures
+from fedprism.solvers.matching.features import feature_cosine as feature_cosine
+from fedprism.solvers.matching.features import feature_error as feature_error
+from fedprism.solvers.matching.features import first_guess as first_guess
+from fedprism.solvers.matching.features import invert_features as invert_features
+from fedprism.solvers.matching.gradients import LBFGS as LBFGS
+from fedprism.solvers.matching.gradients import Adam as Adam
+from fedprism.solvers.matching.gradients import Matching as Matching
+from fedprism.solvers.matching.gradients import MatchingSettings as MatchingSettings
+from fedprism.solvers.matching.gradients import MatchingStatus as MatchingStatus
+from fedprism.solvers.matching.gradients import match_gradients as match_gradients
+from fedprism.solvers.matching.priors import BatchMoments as BatchMoments
+from fedprism.solvers.matching.priors import Orthogonality as Orthogonality
+from fedprism.solvers.matching.priors import TotalVariation as TotalVariation
+from fedprism.solvers.participation import Identifiability as Identifiability
+from fedprism.solvers.participation import IdentifiabilityStatus as IdentifiabilityStatus
+from fedprism.solvers.participation import Participation as Participation
+from fedprism.solvers.participation import ParticipationStatus as ParticipationStatus
+from fedprism.solvers.participation import UserStatus as UserStatus
+from fedprism.solvers.participation import disaggregate as disaggregate
+from fedprism.solvers.participation import identifiable_users as identifiable_users
+from fedprism.solvers.participation import recover_participation as recover_participation
+from fedprism.solvers.separation.certificate import Downstream as Downstream
+from fedprism.solvers.separation.decode import DecodeStatus as DecodeStatus
+from fedprism.solvers.separation.decode import Decoding as Decoding
+from fedprism.solvers.separation.decode import decode_mixtures as decode_mixtures
+from fedprism.solvers.separation.exact_batch import ExactBatch as ExactBatch
+from fedprism.solvers.separation.exact_batch import ExactStatus as ExactStatus
+from fedprism.solvers.separation.exact_batch import exact_batch as exact_batch
+from fedprism.solvers.separation.ica import StudentICA as StudentICA
+from fedprism.solvers.separation.ica import Unmixing as Unmixing
+from fedprism.solvers.separation.ica import UnmixStatus as UnmixStatus
+from fedprism.solvers.separation.ica import unmix as unmix
+from fedprism.solvers.separation.mixture import Mixture as Mixture
+from fedprism.solvers.separation.mixture import reduce_mixture as reduce_mixture
+from fedprism.solvers.windows import Lattice as Lattice
+from fedprism.solvers.windows import Smoothest as Smoothest
+from fedprism.solvers.windows import WindowStatus as WindowStatus
+from fedprism.solvers.windows import interpolated_midpoint as interpolated_midpoint
+from fedprism.solvers.windows import midpoint as midpoint
+from fedprism.solvers.windows import smoothest_means as smoothest_means
+from fedprism.solvers.windows import softened_midpoint as softened_midpoint

@@ -31,7 +31,7 @@ class PropertyInference(NamedTuple):
     probabilities: Tensor
     """(updates,) that the data behind each has the property."""
     separation: float
-    """AUC among the updates it was learned from, each judged by trees that have not seen it; 0.5 is guessing."""
+    """AUC among the updates it was learned from, each judged by trees that were not trained on it; 0.5 is guessing."""
     status: PropertyStatus
 
 

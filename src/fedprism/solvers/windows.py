@@ -105,8 +105,8 @@ class WindowStatus(StrEnum):
     MIDPOINT = "the middle of the tightest bounds"
     INTERPOLATED = "the middle of the tightest bounds in the lattice's cells, interpolated between them"
     MEANS = "each pixel has the mean of a window around it"
-    FITTED = "the smoothest image found whose windows are the given ones; its misfit says how nearly"
-    CROSSED = "some upper bounds are below lower ones, from noise or from samples that are blended; taken in the middle"
+    FITTED = "the smoothest image with nearly the given windows; its misfit says how nearly"
+    CROSSED = "some upper bounds are below lower ones, from noise or from blended samples; the middle is used"
 
 
 class Decoded(NamedTuple):
@@ -121,8 +121,7 @@ def midpoint(maxima: Tensor, minima: Tensor, lattice: Lattice) -> Decoded:
     """The middle between the closing and the opening. maxima, minima (n, colours, rows, columns)."""
     lower, upper = bounds(maxima, minima, lattice)
     images = ((lower + upper) / 2).clamp(0, 1)
-    status = WindowStatus.CROSSED if _cross(lower, upper) else WindowStatus.MIDPOINT
-    return Decoded(images, _misfit(images, maxima, minima, lattice), status)
+    return Decoded(images, _misfit(images, maxima, minima, lattice), _status(lower, upper, WindowStatus.MIDPOINT))
 
 
 def softened_midpoint(maxima: Tensor, minima: Tensor, lattice: Lattice) -> Decoded:
@@ -144,12 +143,11 @@ def interpolated_midpoint(maxima: Tensor, minima: Tensor, lattice: Lattice) -> D
     smooth = F.interpolate(middle[:, :, rows][:, :, :, columns], scale_factor=cell, mode="bicubic")
     smooth = smooth[:, :, -first : lattice.height - first, -first : lattice.width - first]
     images = torch.minimum(torch.maximum(smooth, torch.minimum(lower, middle)), torch.maximum(upper, middle))
-    status = WindowStatus.CROSSED if _cross(lower, upper) else WindowStatus.INTERPOLATED
-    return Decoded(images, _misfit(images, maxima, minima, lattice), status)
+    return Decoded(images, _misfit(images, maxima, minima, lattice), _status(lower, upper, WindowStatus.INTERPOLATED))
 
 
-def _cross(lower: Tensor, upper: Tensor) -> bool:
-    return bool((lower > upper + CROSSING).any())
+def _status(lower: Tensor, upper: Tensor, status: WindowStatus) -> WindowStatus:
+    return WindowStatus.CROSSED if bool((lower > upper + CROSSING).any()) else status
 
 
 def without_removed(maxima: Tensor, minima: Tensor) -> tuple[Tensor, Tensor]:
@@ -229,8 +227,7 @@ class Smoothest:
             edges = blurred and Blurred(blurred.maxima[rows], blurred.minima[rows], blurred.blurs)
             chunks.append(self._solve(maxima[rows], minima[rows], (lower[rows], upper[rows]), lattice, edges))
         images = torch.cat(chunks)
-        status = WindowStatus.CROSSED if _cross(lower, upper) else WindowStatus.FITTED
-        return Decoded(images, _misfit(images, maxima, minima, lattice), status)
+        return Decoded(images, _misfit(images, maxima, minima, lattice), _status(lower, upper, WindowStatus.FITTED))
 
     def _solve(
         self, maxima: Tensor, minima: Tensor, box: tuple[Tensor, Tensor], lattice: Lattice, blurred: Blurred | None

@@ -91,9 +91,8 @@ class Utility:
         )
 
     def __str__(self) -> str:
-        words = [f"{self.defense!r}: accuracy {self.accuracy:.1%}"]
-        if self.interval is not None:
-            words[0] += f" ({self.interval.low:.1%} to {self.interval.high:.1%})"
+        between = "" if self.interval is None else f" ({self.interval.low:.1%} to {self.interval.high:.1%})"
+        words = [f"{self.defense!r}: accuracy {self.accuracy:.1%}{between}"]
         if self.time_factor is not None:
             words.append(f"{self.time_factor:.2f} times the time a step")
         if self.epsilon is not None:
@@ -148,31 +147,21 @@ def measure(
     if len(train) < clients:
         raise BadInput(f"expected a sample for each of {clients} clients, found {len(train)}; give more data.")
     for number, seed in enumerate(seeds):
-        network = fit(
-            _network(model, seed),
-            train,
-            defense,
-            schedule,
-            seed=seed,
-            device=place,
-            done=number * epochs,
-            total=len(seeds) * epochs,
-        )
+        done, total = number * epochs, len(seeds) * epochs
+        network = fit(_network(model, seed), train, defense, schedule, seed=seed, device=place, done=done, total=total)
         right, finite = _tested(network, test, place)
         accuracies.append(right)
         if not finite:
             strayed.append(seed)
-    private = guarantee(defense, epochs, delta)
+    private, factor = guarantee(defense, epochs, delta), None
+    if timed_steps or defense == Chain():
+        factor = time_factor(model, train, defense, schedule, seed=seeds[0], device=place, steps=timed_steps)
     return Utility(
         defense=defense,
         seeds=tuple(seeds),
         accuracies=tuple(accuracies),
         steps=epochs * schedule.steps_an_epoch(len(train)),
-        time_factor=(
-            time_factor(model, train, defense, schedule, seed=seeds[0], device=place, steps=timed_steps)
-            if timed_steps or defense == Chain()
-            else None
-        ),
+        time_factor=factor,
         epsilon=None if private is None else private.run,
         release_epsilon=None if private is None else private.release,
         delta=None if private is None else delta,
@@ -192,7 +181,7 @@ def _network(model: nn.Module | Factory, seed: int) -> nn.Module:
 
 
 def _tested(model: nn.Module, data: Batch, place: torch.device) -> tuple[float, bool]:
-    """The share of inputs that the model gets right, and whether all its outputs are finite."""
+    """The fraction of inputs that the model gets right, and whether all its outputs are finite."""
     model.eval()
     right, finite = 0, True
     with torch.no_grad():
@@ -250,14 +239,12 @@ def _wait(place: torch.device) -> None:
         torch.cuda.synchronize(place)
 
 
-def t_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
+def t_interval(values: Sequence[float]) -> Interval | None:
     """Student's interval for the mean of what the values were drawn from; None for fewer than two values."""
     if len(values) < 2:
         return None
-    margin = (
-        statistics.stdev(values) / math.sqrt(len(values)) * float(student.ppf(0.5 + confidence / 2, len(values) - 1))
-    )
-    mean = statistics.fmean(values)
+    quantile = float(student.ppf(0.5 + CONFIDENCE / 2, len(values) - 1))
+    mean, margin = statistics.fmean(values), quantile * statistics.stdev(values) / math.sqrt(len(values))
     return Interval(mean - margin, mean + margin)
 
 
@@ -277,7 +264,8 @@ def _check(model: nn.Module, train: Batch, test: Batch) -> None:
                 f"expected as many labels as inputs and at least one of each in {name}, found {len(data.inputs)} "
                 f"inputs and {len(data.labels)} labels; check that set."
             )
-        if data.labels.dtype != torch.int64 and not is_soft(data.labels):
+        soft = is_soft(data.labels)
+        if data.labels.dtype != torch.int64 and not soft:
             raise BadInput(
                 f"expected labels of {name} as whole numbers (int64) or soft rows (batch, classes), found "
                 f"{data.labels.dtype} of shape {tuple(data.labels.shape)}; convert with labels.long()."
@@ -290,9 +278,9 @@ def _check(model: nn.Module, train: Batch, test: Batch) -> None:
                 f"expected inputs of {name} that the model accepts, found {data.tensor.dtype} of shape "
                 f"{tuple(data.tensor.shape[1:])} ({str(error).splitlines()[0]}); change the model or the data."
             ) from error
-        highest = data.labels.shape[1] - 1 if is_soft(data.labels) else int(data.labels.max())
-        if highest >= classes or (not is_soft(data.labels) and int(data.labels.min()) < 0):
+        lowest, highest = (0, data.labels.shape[1] - 1) if soft else map(int, data.labels.aminmax())
+        if highest >= classes or lowest < 0:
             raise BadInput(
-                f"expected labels of {name} from 0 to {classes - 1}, the model's classes, found them from "
-                f"{0 if is_soft(data.labels) else int(data.labels.min())} to {highest}; change the model or the labels."
+                f"expected labels of {name} from 0 to {classes - 1}, the model's classes, found them from {lowest} to "
+                f"{highest}; change the model or the labels."
             )

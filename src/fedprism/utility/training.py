@@ -6,7 +6,7 @@ The server steps with momentum along what was sent, at a rate that falls to zero
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -173,7 +173,8 @@ class Run:
         with torch.no_grad():
             for name, parameter in self.trained.items():
                 assert parameter.grad is not None
-                parameter.grad.copy_(sent[0][name] if len(sent) == 1 else _mean(update[name] for update in sent))
+                mean = torch.stack([update[name] for update in sent]).mean(0) if len(sent) > 1 else sent[0][name]
+                parameter.grad.copy_(mean)
         self.optimizer.step()
         self.steps += 1
 
@@ -184,7 +185,3 @@ class Run:
             client=None if client is None else f"client-{client}",
             round=self.steps,
         )
-
-
-def _mean(tensors: Iterable[Tensor]) -> Tensor:
-    return torch.stack(list(tensors)).mean(0)

@@ -30,7 +30,8 @@ from fedprism.attacks.gradient_matching.batchnorm import normalised_model, pull_
 from fedprism.attacks.gradient_matching.forward import Forward, forward_model
 from fedprism.client.batchnorm import exact_statistics
 from fedprism.defenses import Context, Defense
-from fedprism.solvers import Moments, channel_moments, moments_distance
+from fedprism.runtime.moments import Moments, channel_moments
+from fedprism.solvers import BatchMoments
 from fedprism.types import Knowledge, Update, detached
 
 KNOWING = fp.threats.honest_but_curious.granting("labels", "batchnorm_exact", "batchnorm_running")
@@ -223,7 +224,7 @@ class TestPull:
     def test_distance_by_hand(self) -> None:
         found = [Moments(torch.tensor([3.0, 0.0]), torch.tensor([1.0, 1.0])), Moments(torch.ones(1), torch.ones(1))]
         wanted = [Moments(torch.tensor([0.0, 4.0]), torch.tensor([1.0, 2.0])), Moments(torch.ones(1), torch.zeros(1))]
-        assert moments_distance(found, wanted) == pytest.approx((5 + 1) + (0 + 1))
+        assert BatchMoments(1.0, lambda _: found, wanted).distance(torch.empty(0)) == pytest.approx((5 + 1) + (0 + 1))
 
     def test_variances_are_divided_by_n_or_by_n_minus_one(self) -> None:
         features = torch.tensor([[[0.0, 2.0]], [[4.0, 6.0]]])  # one channel of 0, 2, 4, 6

@@ -6,19 +6,12 @@ import dataclasses
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import fedprism as fp
-from fedprism.attacks import LBFGS, Adam, Labels, Starts, TotalVariation, cosine
+from fedprism.attacks import LBFGS, Adam, Labels, Orthogonality, Starts, TotalVariation, cosine
 from fedprism.runtime import progress
-from fedprism.solvers import (
-    MatchingSettings,
-    MatchingStatus,
-    match_gradients,
-    orthogonality,
-    squared_error,
-    total_variation,
-)
+from fedprism.solvers import MatchingSettings, MatchingStatus, match_gradients, squared_error
 
 
 def attacked(attack: fp.attacks.Attack, scenario: fp.Scenario, *grants: str, seed: int = 0) -> fp.Scores:
@@ -246,11 +239,11 @@ class TestSolver:
 
 def test_priors_by_hand() -> None:
     image = torch.tensor([[[[0.0, 1.0], [2.0, 5.0]]]])
-    assert total_variation(image) == pytest.approx((1 + 3) / 2 + (2 + 4) / 2)
+    assert TotalVariation(1.0)(image) == pytest.approx((1 + 3) / 2 + (2 + 4) / 2)
     assert TotalVariation(0.5)(image) == pytest.approx(2.5)
     assert TotalVariation(0.5)(torch.rand(3, 7)) == 0
     rows = torch.tensor([[1.0, 0.0], [2.0, 3.0], [0.0, 1.0]])
-    assert orthogonality(rows) == pytest.approx(2 * ((4 + 0) / 2 + 0 + (0 + 9) / 2))
+    assert Orthogonality(1.0)(rows) == pytest.approx(2 * ((4 + 0) / 2 + 0 + (0 + 9) / 2))
 
 
 def test_distances_by_hand() -> None:

@@ -13,7 +13,7 @@ import fedprism as fp
 from fedprism.attacks import Disguise, Mkor, Reference, Smoothest, mkor, mkor_inconspicuous
 from fedprism.attacks.mkor.filters import Layout, blurs
 from fedprism.attacks.mkor.head import Head
-from fedprism.attacks.mkor.reading import within_range
+from fedprism.attacks.mkor.reading import ReadingStatus, within_range
 from fedprism.network.stack import stack_of
 from fedprism.solvers import windows
 from fedprism.solvers.windows import Lattice
@@ -91,7 +91,7 @@ def test_without_an_absent_class_there_is_nothing_to_compare_with_behind_dropout
     assert found.inputs is not None
     assert len(found.inputs) == 0
     assert found.diagnostics["unread_classes"] == list(range(CLASSES))
-    assert "no class is absent" in found.status
+    assert ReadingStatus.NO_REFERENCE in found.status
 
 
 @pytest.mark.parametrize("extremes", [False, True])
@@ -153,6 +153,41 @@ def test_an_absent_class_works_with_other_losses_and_a_dump_class_does_not(loss:
     assert torch.allclose(found.inputs, expected(by_label(found, truth)), atol=1e-2)
     with pytest.raises(fp.NotApplicable, match="cross-entropy"):
         attack(DUMPED, chain(), batch, loss=loss)
+
+
+@pytest.mark.parametrize("factor", [1e-6, 1e6])
+@pytest.mark.parametrize("numbers", [[0, 1, 2, 4, 5], [0, 8, 1, 2, 10, 18], range(16), [*range(16), 16]], ids=str)
+@pytest.mark.parametrize("method", [mkor(), DUMPED, Mkor(nodes=8), mkor_inconspicuous()], ids=repr)
+def test_the_scale_of_an_update_need_not_be_known(
+    method: Mkor, numbers: list[int], factor: float, photos: fp.data.ImageSet
+) -> None:
+    scenario = fp.Scenario(model=chain(), clients=[photos.batch(numbers)], defense=fp.defenses.Clip(0.1))
+    clipped, truth = fp.simulate(scenario, fp.threats.malicious_server, seed=0, server=method)
+    update = {name: factor * tensor for name, tensor in clipped.round.update.items()}
+    scaled = dataclasses.replace(clipped, rounds=(dataclasses.replace(clipped.round, update=update),))
+    first, second = fp.run(method, clipped), fp.run(method, scaled)
+    assert first.status == second.status
+    assert first.diagnostics["counts"] == second.diagnostics["counts"]
+    torch.testing.assert_close(first.inputs, second.inputs, atol=1e-4, rtol=0)
+    if first.diagnostics["unread_classes"] != list(range(CLASSES)):
+        answered = torch.bincount(first.labels, minlength=CLASSES)
+        readable = torch.ones(CLASSES).scatter(0, torch.tensor(first.diagnostics["unread_classes"]).long(), 0.0)
+        assert torch.equal(answered, torch.bincount(truth.labels, minlength=CLASSES) * readable.long())
+
+
+@pytest.mark.parametrize("size", [5, 8, 24])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("method", [mkor(), DUMPED, Mkor(nodes=8), mkor_inconspicuous()], ids=repr)
+def test_noise_in_place_of_an_update_is_not_said_to_be_read(
+    method: Mkor, seed: int, size: int, photos: fp.data.ImageSet
+) -> None:
+    scenario = fp.Scenario(model=chain(), clients=[photos.batch(range(size))])
+    observation, _ = fp.simulate(scenario, fp.threats.malicious_server, seed=0, server=method)
+    rng = torch.Generator().manual_seed(seed)
+    noise = {name: torch.randn(tensor.shape, generator=rng) for name, tensor in observation.round.update.items()}
+    planted = dataclasses.replace(observation, rounds=(dataclasses.replace(observation.round, update=noise),))
+    status = fp.run(method, planted).status
+    assert status.startswith((ReadingStatus.NO_REFERENCE, ReadingStatus.NOTHING, ReadingStatus.UNSURE))
 
 
 def test_one_local_step_is_a_gradient_and_several_are_refused(photos: fp.data.ImageSet) -> None:

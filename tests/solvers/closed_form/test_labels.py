@@ -54,6 +54,9 @@ def test_an_estimate_of_the_prediction_counts_a_crowded_batch() -> None:
     answer = label_counts(gradient, 40, probabilities=torch.full((10,), 0.1))
     assert torch.equal(answer.counts, torch.bincount(labels, minlength=10))
     assert answer.status is LabelStatus.ESTIMATED
+    for factor in (1e-6, 3.0, 1e6):
+        scaled = label_counts(factor * gradient, 40, probabilities=torch.full((10,), 0.1))
+        assert torch.equal(scaled.counts, answer.counts)
 
 
 @given(seed=st.integers(0, 10**6), batch=st.integers(1, 40))
@@ -63,7 +66,7 @@ def test_no_estimate_talks_a_class_out_of_samples_that_are_certain(seed: int, ba
     labels = torch.randint(10, (batch,), generator=rng)
     gradient = bias_gradient(labels, 10, spread=2.0, seed=seed)
     wild = torch.softmax(4 * torch.randn(10, generator=rng, dtype=torch.float64), dim=0)
-    answer = label_counts(gradient, batch, probabilities=wild)
+    answer = label_counts(gradient, batch, probabilities=wild, scale=1.0)
     assert int(answer.counts.sum()) == batch
     certain = answer.counts + ONE_MORE >= -batch * gradient
     assert bool(certain.all()), "predictions are not negative"

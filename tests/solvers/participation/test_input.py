@@ -100,17 +100,14 @@ BUSY = int(COHORTS.argmax())
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"reduction": "median"}, "one of sum, mean, weighted_mean, found 'median'"),
         ({"users": 0}, "at least 1 user, found users=0"),
         ({"count_tolerance": -1}, "count_tolerance as a whole number of at least 0, found -1"),
         ({"count_tolerance": 0.5}, "count_tolerance as a whole number of at least 0, found 0.5"),
         ({"cohort_sizes": changed(COHORTS, 3, float("nan"))}, "each cohort size to be a whole number.*nan in round 3"),
         ({"cohort_sizes": changed(COHORTS, 3, -1)}, "each cohort size .* found -1 in round 3"),
         ({"cohort_sizes": changed(COHORTS, BUSY, 0)}, f"nobody, found a sum in round {BUSY}"),
-        ({"cohort_sizes": changed(COHORTS, BUSY, 0), "reduction": "mean"}, f"nobody, found a sum in round {BUSY}"),
         ({"cohort_sizes": COHORTS, "known": torch.ones(50, 20)}, "no more users known .* found 20 of .* in round 0"),
-        ({"examples": torch.ones(4), "reduction": "weighted_mean"}, "one number of examples a round"),
-        ({"examples": changed(COHORTS, 2, 0.5), "reduction": "weighted_mean"}, "found 0.5 in round 2"),
+        ({"cohort_sizes": torch.ones(4)}, "one cohort size per round"),
         ({"known": torch.full((50, 20), -2.0)}, "of 0, 1, -1 and NaN"),
     ],
 )
@@ -248,7 +245,7 @@ def test_a_round_of_zeros_does_not_contradict_counts() -> None:
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(
     ("module", "stage"),
-    [(quick_search, "difference_map"), (exact_search, "recover_by_lattice"), (proofs, "separation")],
+    [(quick_search, "difference_map"), (exact_search, "recover_by_lattice"), (proofs, "distance_of_others")],
 )
 def test_an_interrupt_at_any_stage_keeps_what_was_found(
     monkeypatch: pytest.MonkeyPatch, module: ModuleType, stage: str

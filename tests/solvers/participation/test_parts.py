@@ -10,9 +10,9 @@ from torch import Tensor
 
 from fedprism.solvers import IdentifiabilityStatus, disaggregate, identifiable_users
 from fedprism.solvers.participation.analytics import Analytics, read_analytics
-from fedprism.solvers.participation.certificate import separation
 from fedprism.solvers.participation.evidence import Evidence
 from fedprism.solvers.participation.marginals import LONG, marginals
+from fedprism.solvers.participation.proofs import distance_of_others
 from fedprism.solvers.participation.subspace import SignalSpace, signal_space
 from planting import plant, sums_of
 
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 def space_of(sums: Tensor, rank: int, cohorts: Tensor | None = None) -> SignalSpace:
-    return signal_space(sums, expected_rank=rank, factors=None, cohort_sizes=cohorts, device=CPU, seed=0)
+    return signal_space(sums, expected_rank=rank, cohort_sizes=cohorts, device=CPU, seed=0)
 
 
 def analytics_of(windows: Tensor, counts: Tensor, tolerance: int = 0) -> Analytics:
@@ -108,7 +108,7 @@ def test_what_is_proved_about_other_columns_is_true(seed: int) -> None:
     planted = plant(5, 14, rate=0.3, window=5, seed=seed)
     space = space_of(planted.sums, 5)
     known = analytics_of(planted.windows, planted.counts)
-    bound = separation(space, known, planted.matrix.T)
+    bound = distance_of_others(space, known, planted.matrix.T)
     everything = all_columns(14)
     for user in range(5):
         counted = (everything.long() @ planted.windows.T == planted.counts[user]).all(1)
@@ -120,7 +120,9 @@ def test_what_is_proved_about_other_columns_is_true(seed: int) -> None:
 
 def test_proofs_exist_where_columns_are_unique() -> None:
     planted = plant(60, 130)
-    bound = separation(space_of(planted.sums, 60), analytics_of(planted.windows, planted.counts), planted.matrix.T)
+    bound = distance_of_others(
+        space_of(planted.sums, 60), analytics_of(planted.windows, planted.counts), planted.matrix.T
+    )
     assert float((bound > 1e-4).float().mean()) > 0.9
 
 

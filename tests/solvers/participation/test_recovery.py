@@ -118,21 +118,6 @@ def test_a_memory_map_is_read_in_blocks(tmp_path: Path, monkeypatch: pytest.Monk
     assert torch.equal(recover_participation(mapped, planted.windows, planted.counts).matrix, planted.matrix)
 
 
-def test_means_are_multiplied_back() -> None:
-    planted = plant(40, 100)
-    cohorts = planted.matrix.sum(1).clamp(min=1)
-    means = planted._replace(sums=planted.sums / cohorts[:, None])
-    found = recover(means, reduction="mean", cohort_sizes=cohorts)
-    assert torch.equal(found.matrix, planted.matrix)
-    examples = torch.randint(5, 50, (40,), generator=torch.Generator().manual_seed(1))
-    behind = planted.matrix.double() @ examples.double()
-    weighted = (planted.matrix.double() * examples) @ planted.updates / behind.clamp(min=1)[:, None]
-    found = recover(planted._replace(sums=weighted.float()), reduction="weighted_mean", examples=behind.clamp(min=1))
-    assert torch.equal(found.matrix, planted.matrix)
-    with pytest.raises(ValueError, match="expected cohort_sizes to turn a mean back"):
-        recover(means, reduction="mean")
-
-
 # --- what is known ---------------------------------------------------------------------------------------------------
 
 

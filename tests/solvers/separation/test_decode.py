@@ -142,16 +142,6 @@ def test_soft_labels_tell_the_coefficients(defense: MixUp, epochs: int) -> None:
     assert of_one_sign > 0.9
 
 
-@pytest.mark.quality
-def test_known_classes_are_taken_as_they_are() -> None:
-    # Two samples of one class: more than six of the encodings hold at most one of them.
-    planted = encoded(MixUp(4), samples=6, epochs=5, classes=[0, 1, 2, 3, 4, 4])
-    answer = decode_mixtures(planted.encodings, planted.mapping, labels=planted.soft, classes=planted.labels)
-    assert answer.classes is not None
-    assert torch.equal(answer.classes, planted.labels)
-    assert decibels(answer.inputs, planted.inputs) > 100
-
-
 def test_a_sample_has_the_class_that_all_its_encodings_have() -> None:
     mapping = torch.tensor([[0, 1], [0, 2], [1, 2]])
     labels = torch.tensor([[0.7, 0.3, 0.0], [0.6, 0.0, 0.4], [0.0, 0.5, 0.5]])

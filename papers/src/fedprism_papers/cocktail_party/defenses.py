@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import fedprism as fp
-from fedprism.attacks import Attack, CocktailParty
+from fedprism.attacks import CocktailParty
 from fedprism.client.update import Protocol
 from fedprism.defenses import Cast, Clip, Defense, DpSgd, GaussianNoise, Prune, Quantize
 from fedprism.metrics import psnr
@@ -26,16 +26,18 @@ from fedprism_papers.cocktail_party import methods as cpa
 from fedprism_papers.cocktail_party.gradients import VictimBatches
 from fedprism_papers.shared import training
 from fedprism_papers.shared.base import Announce, Outcome, Recipe, Row, Settings
-from fedprism_papers.shared.cells import Attacked, attack_cell, by_metric
+from fedprism_papers.shared.cells import Attacked, AttackTrial, attack_cell, by_metric
 from fedprism_papers.shared.measuring import ANSWERED, HIGH_PSNR, OVER_40_DB, PSNR, SHOWN_IMAGES, Scores
 from fedprism_papers.shared.victims import CIFAR, IMAGENET, Victim
 
 SIZES, NOISE_SIZES, QUICK_SIZES = (8, 32), (1, 8, 32), (8,)
 BATCHES = 3
+"""Batches of a cell."""
 TRAINED_ON = 5_000
 """How many of the training images, the first ones, every network is trained on: there are nine networks."""
 QUICK_SIDE, QUICK_CROPS, QUICK_ATTACKED, QUICK_EPOCHS = 16, 64, 256, 5
 GOOD_PSNR = 25.0
+"""Decibels above which an image is good: plainly recognised."""
 BEST, WORST, GOOD, LIKENESS = "best PSNR", "worst PSNR", "over 25 dB", "correlation"
 CONFIRMED = "confirmed"
 STRANGERS, MEAN_IMAGE, CERTIFICATE = "other images", "PSNR of the mean image", "what the attacker can tell"
@@ -46,7 +48,7 @@ READING = (
 )
 NULL = (
     f"{STRANGERS}: training images, as many as the attack answers, assigned in the same way: what chance and the best "
-    "assignment achieve without any update. An attack that is not above that has found nothing."
+    "assignment achieve without any update. An attack that is not above that has recovered nothing."
 )
 ATTACKER = (
     "The attacker knows what an honest-but-curious server knows and is not told of the defense. What the defenses cost "
@@ -259,27 +261,27 @@ class DefendedBatches(VictimBatches):
     """Batches under a defense. Every image is given its best answer by pixels, whatever features say."""
 
     needs_lpips: ClassVar[bool] = False
-    measure = Attacked.measure
+    first_stage = Attacked.first_stage
 
-    def score(
-        self, attack: Attack | None, answer: fp.Reconstruction, truth: fp.Truth, settings: Settings | None
-    ) -> Scores:
-        matched = fp.match(answer, truth)
-        answered = torch.tensor([row is not None for row in matched.rows])
-        decibels = psnr(matched.recovered[answered], matched.truth[answered])
-        values = {
-            PSNR: float(decibels.mean()),
-            BEST: float(decibels.max()),
-            WORST: float(decibels.min()),
-            GOOD: float((decibels > GOOD_PSNR).sum()) / len(answered),
-            OVER_40_DB: float((decibels > HIGH_PSNR).sum()) / len(answered),
-            LIKENESS: float(correlations(answer, truth, matched.rows).mean()),
-            CONFIRMED: float(answer.diagnostics.get("confirmed") or 0) / len(answered),
-            ANSWERED: float(answered.double().mean()),
-        }
-        return Scores(
-            values, {"originals": matched.truth[:SHOWN_IMAGES], "recovered": matched.recovered[:SHOWN_IMAGES]}
-        )
+    def score(self, trial: AttackTrial, answer: fp.Reconstruction, truth: fp.Truth) -> Scores:
+        return pixel_scores(answer, truth)
+
+
+def pixel_scores(answer: fp.Reconstruction, truth: fp.Truth) -> Scores:
+    matched = fp.match(answer, truth)
+    answered = torch.tensor([row is not None for row in matched.rows])
+    decibels = psnr(matched.recovered[answered], matched.truth[answered])
+    values = {
+        PSNR: float(decibels.mean()),
+        BEST: float(decibels.max()),
+        WORST: float(decibels.min()),
+        GOOD: float((decibels > GOOD_PSNR).sum()) / len(answered),
+        OVER_40_DB: float((decibels > HIGH_PSNR).sum()) / len(answered),
+        LIKENESS: float(correlations(answer, truth, matched.rows).mean()),
+        CONFIRMED: float(answer.diagnostics.get("confirmed") or 0) / len(answered),
+        ANSWERED: float(answered.double().mean()),
+    }
+    return Scores(values, {"originals": matched.truth[:SHOWN_IMAGES], "recovered": matched.recovered[:SHOWN_IMAGES]})
 
 
 def _row(case: Case, victim: Victim, data: Data, size: int, settings: Settings, announce: Announce) -> Row:
@@ -298,8 +300,8 @@ def _row(case: Case, victim: Victim, data: Data, size: int, settings: Settings, 
     for number, answered in enumerate(ours.values[ANSWERED]):
         _, truth = attacked.observe(None, number, settings)
         others = strangers(data, round(answered * size), generator(settings.seed, "strangers", size, number))
-        chance.append(attacked.score(None, others, truth, settings).values)
-        blind.append(attacked.score(None, mean_image(data, size), truth, settings).values[PSNR])
+        chance.append(pixel_scores(others, truth).values)
+        blind.append(pixel_scores(mean_image(data, size), truth).values[PSNR])
     nobody = Outcome(
         values=by_metric(chance), seconds=(0.0,) * len(chance), statuses=("",) * len(chance), settings=repr(STRANGERS)
     )
@@ -328,11 +330,11 @@ def mean_image(data: Data, count: int) -> fp.Reconstruction:
     return fp.Reconstruction(inputs=to_inputs(mean, data.normalization))
 
 
-def correlations(found: fp.Reconstruction, truth: fp.Truth, rows: Sequence[int | None]) -> Tensor:
+def correlations(answer: fp.Reconstruction, truth: fp.Truth, rows: Sequence[int | None]) -> Tensor:
     """How alike each answered image and its answer are, whatever brightness, contrast and sign: |correlation|."""
-    assert found.inputs is not None
+    assert answer.inputs is not None
     pairs = [(row, sample) for sample, row in enumerate(rows) if row is not None]
-    ours = found.tensor[[row for row, _ in pairs]].double().flatten(1)
+    ours = answer.tensor[[row for row, _ in pairs]].double().flatten(1)
     theirs = truth.tensor[[sample for _, sample in pairs]].double().flatten(1)
     ours, theirs = (x - x.mean(1, keepdim=True) for x in (ours, theirs))
     return torch.nn.functional.cosine_similarity(ours, theirs).abs()

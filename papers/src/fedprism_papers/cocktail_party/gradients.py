@@ -6,7 +6,7 @@ import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeGuard
 
 import torch
 from scipy.optimize import linear_sum_assignment
@@ -14,12 +14,14 @@ from torch import Tensor
 
 import fedprism as fp
 from fedprism.attacks import Attack, CocktailParty
+from fedprism.attacks.cocktail_party import attacked_layer, images_with
 from fedprism.client.update import Protocol
 from fedprism.defenses import Defense
+from fedprism.network.network_map import network_map
 from fedprism.randomness import generator
-from fedprism_papers.cocktail_party.rendering import Rendering
+from fedprism.solvers import FeatureInversion
 from fedprism_papers.shared.base import Settings
-from fedprism_papers.shared.cells import Attacked, Measurement
+from fedprism_papers.shared.cells import Attacked, AttackTrial
 from fedprism_papers.shared.measuring import Scores, score_images
 from fedprism_papers.shared.victims import Victim
 
@@ -57,44 +59,69 @@ class VictimBatches(Attacked):
         threat = fp.threats.honest_but_curious if len(clients) == 1 else fp.threats.secure_aggregation
         return fp.simulate(scenario, threat, seed=settings.seed + number, device=settings.device)
 
-    def score(self, attack: Attack, answer: fp.Reconstruction, truth: fp.Truth, settings: Settings) -> Scores:
-        return score_images(answer, truth, settings)
+    def first_stage(self, attack: Attack) -> Attack:
+        """Of a batch of which only some images are to be rendered, features: `score` renders."""
+        return dataclasses.replace(attack, images=0) if _renders(attack) else attack
 
-    def measure(self, attack: Attack, observation: fp.Observation, truth: fp.Truth, settings: Settings) -> Measurement:
-        """Of a batch of which only some images are to be rendered, every method renders the same: the first ones.
+    def score(self, trial: AttackTrial, answer: fp.Reconstruction, truth: fp.Truth) -> Scores:
+        """Every method renders the same images: the first ones.
 
         Which these are an attacker does not know, and need not: it renders any, or all.
         """
-        renders = attack if isinstance(attack, CocktailParty) and attack.images and not attack.matching else None
-        start = time.perf_counter()
-        separation = attack if renders is None else dataclasses.replace(renders, images=0)
-        answer = fp.run(separation, observation, seed=settings.seed, device=settings.device)
-        seconds = time.perf_counter() - start  # the result lies on the CPU: a GPU has been waited for
+        attack, settings = trial.attack, trial.settings
         if answer.features is None:
-            return Measurement(self.score(attack, answer, truth, settings), seconds, str(answer.status))
+            return score_images(answer, truth, settings)
         cosines, owners = match_features(answer.features, self.victim.embed(truth.tensor, settings.device))
-        if renders is not None:
-            start = time.perf_counter()
-            chosen = sorted(range(len(owners)), key=lambda row: (owners[row] < 0, owners[row]))[: renders.images]
-            rendering = Rendering(
-                features=answer.features[chosen], inversion=renders.inversion, sized=renders.bias_scale
-            )
-            rendered = fp.run(rendering, observation, seed=settings.seed, device=settings.device)
+        start = time.perf_counter()
+        if _renders(attack):
+            chosen = sorted(range(len(owners)), key=lambda row: (owners[row] < 0, owners[row]))[: attack.images]
+            rendering = Rendering(features=answer.features[chosen], inversion=attack.inversion, sized=attack.bias_scale)
+            rendered = fp.run(rendering, trial.observed()[0], seed=settings.seed, device=settings.device)
             answer = dataclasses.replace(answer, inputs=rendered.inputs)
             owners = tuple(owners[row] for row in chosen)
-            seconds += time.perf_counter() - start
-        scores = self.score(attack, *_ordered_by_features(answer, truth, owners), settings)
+        seconds = time.perf_counter() - start  # the result is on the CPU: a GPU has been waited for
+        scores = score_images(*_ordered_by_features(answer, truth, owners), settings)
         values = {
             COSINE: float(cosines.mean()),
             MEDIAN_COSINE: float(cosines.median()),
             CLOSE: float((cosines > CLOSE_COSINE).double().mean()),
         }
-        with_features = Scores(values | scores.values, {"cosines": cosines, **scores.tensors})
-        return Measurement(with_features, seconds, str(answer.status))
+        return Scores(values | scores.values, {"cosines": cosines, **scores.tensors}, seconds)
 
     def details(self, tensors: Sequence[Mapping[str, Tensor]]) -> dict[str, object]:
         cosines = [batch["cosines"] for batch in tensors if "cosines" in batch]
         return {COSINES: histogram(torch.cat(cosines)).tolist()} if cosines else {}
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Rendering(Attack):
+    """The attack's last step: images with these features (images, features).
+
+    `sized`: whether the features' length is known.
+    """
+
+    features: Tensor
+    inversion: FeatureInversion
+    sized: bool
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"model", "input_shape"})
+
+    @property
+    def uses(self) -> frozenset[str]:
+        return frozenset({"bounds", "normalization"})
+
+    def run(self, observation: fp.Observation, rng: torch.Generator) -> fp.Reconstruction:
+        layer = attacked_layer(network_map(observation))
+        assert layer is not None  # its inputs were recovered
+        features = self.features.to(observation.rounds[0].params[layer.weight])
+        images = images_with(observation, layer, features, self.inversion, rng, sized=self.sized)
+        return fp.Reconstruction(inputs=images.inputs)
+
+
+def _renders(attack: Attack) -> TypeGuard[CocktailParty]:
+    return isinstance(attack, CocktailParty) and bool(attack.images) and not attack.matching
 
 
 def match_features(recovered: Tensor, truth: Tensor) -> tuple[Tensor, tuple[int, ...]]:

@@ -13,8 +13,13 @@ from typing import Any
 import fedprism as fp
 from fedprism.attacks import Attack, CocktailParty, GradientMatching, Labels
 from fedprism.runtime import devices
-from fedprism.solvers import Adam, Engine, FeatureInversion, TotalVariation, published_inversion
-from fedprism_papers.cocktail_party.published_objective import CocktailObjective, embedding_objective
+from fedprism.runtime.cuda_graphs import Engine
+from fedprism.solvers import Adam, FeatureInversion, TotalVariation
+from fedprism_papers.cocktail_party.published_objective import (
+    CocktailObjective,
+    embedding_objective,
+    published_inversion,
+)
 from fedprism_papers.shared.base import Entry, Row, Settings
 from fedprism_papers.shared.cells import Outcomes
 from fedprism_papers.shared.victims import Victim

@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.nn.functional import normalize, softplus
 
 from fedprism.runtime.cuda_graphs import Repeated
+from fedprism.solvers.matching.features import FeatureInversion
 from fedprism.solvers.matching.gradients import Progress
 
 GAUSSIAN_LOG_COSH = 0.374567
@@ -55,6 +56,11 @@ class CocktailObjective:
 def embedding_objective() -> CocktailObjective:
     """As published for the embeddings of VGG-16 on ImageNet, which are sparse and not negative."""
     return CocktailObjective(independence=5.3, temperature=7.7, total_variation=0.0, sparsity=5.0, sign=0.13)
+
+
+def published_inversion() -> FeatureInversion:
+    """Images from features pixel by pixel, with the paper's weight of smoothness."""
+    return FeatureInversion(total_variation=0.1, falloff=0.0)
 
 
 def separate(

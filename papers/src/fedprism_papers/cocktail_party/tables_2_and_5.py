@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from fedprism.attacks import Attack
 from fedprism_papers.cocktail_party import methods as cpa
 from fedprism_papers.cocktail_party.gradients import COSINE, VictimBatches
-from fedprism_papers.cocktail_party.table_1 import FEDAVG, TRAINING
+from fedprism_papers.cocktail_party.tables_1_3_and_4 import FEDAVG, TRAINING
 from fedprism_papers.shared.base import Announce, Recipe, Row, Settings
 from fedprism_papers.shared.cells import TableCell, attack_cells
 from fedprism_papers.shared.measuring import LPIPS, PSNR

@@ -19,7 +19,7 @@ TRIALS = 3
 COST = "error of the sum"
 
 
-class Seen(NamedTuple):
+class Defended(NamedTuple):
     """What the server is left with, and how far a round's sum is from the one it would have had."""
 
     left: planted.Planted
@@ -27,25 +27,25 @@ class Seen(NamedTuple):
     cost: float = 0.0
 
 
-Defend = Callable[[planted.Planted, torch.Generator], Seen]
+Defend = Callable[[planted.Planted, torch.Generator], Defended]
 
 
 def counted_in(length: int) -> Defend:
     """Counts over longer windows."""
 
-    def defend(federation: planted.Planted, rng: torch.Generator) -> Seen:
+    def defend(federation: planted.Planted, rng: torch.Generator) -> Defended:
         windows = planted.disjoint_windows(len(federation.matrix), length)
-        return Seen(replace(federation, windows=windows, counts=(windows @ federation.matrix.long()).T))
+        return Defended(replace(federation, windows=windows, counts=(windows @ federation.matrix.long()).T))
 
     return defend
 
 
-def withheld(share: float) -> Defend:
+def withheld(probability: float) -> Defend:
     """Each count is missing with this probability."""
 
-    def defend(federation: planted.Planted, rng: torch.Generator) -> Seen:
-        hidden = torch.rand(federation.counts.shape, generator=rng) < share
-        return Seen(replace(federation, counts=torch.where(hidden, -1, federation.counts)))
+    def defend(federation: planted.Planted, rng: torch.Generator) -> Defended:
+        hidden = torch.rand(federation.counts.shape, generator=rng) < probability
+        return Defended(replace(federation, counts=torch.where(hidden, -1, federation.counts)))
 
     return defend
 
@@ -53,28 +53,28 @@ def withheld(share: float) -> Defend:
 def blurred(most: int) -> Defend:
     """Each count is off by up to this many; the attacker knows how many."""
 
-    def defend(federation: planted.Planted, rng: torch.Generator) -> Seen:
+    def defend(federation: planted.Planted, rng: torch.Generator) -> Defended:
         shift = torch.randint(-most, most + 1, federation.counts.shape, generator=rng)
         counts = torch.minimum((federation.counts + shift).clamp(min=0), federation.windows.sum(1))
-        return Seen(replace(federation, counts=counts), tolerance=most)
+        return Defended(replace(federation, counts=counts), tolerance=most)
 
     return defend
 
 
-def varying(size: float, *, own: bool) -> Defend:
-    """Each user's update changes from round to round: by noise, or by a random factor (`own`: along itself)."""
+def varying(size: float, *, along: bool) -> Defend:
+    """Each user's update changes from round to round: by noise, or by a random factor (`along` itself)."""
 
-    def defend(federation: planted.Planted, rng: torch.Generator) -> Seen:
+    def defend(federation: planted.Planted, rng: torch.Generator) -> Defended:
         device = federation.sums.device
         matrix = federation.matrix.to(device, torch.float32)
-        if own:
+        if along:
             factors = 1 + size * (2 * torch.rand(federation.matrix.shape, generator=rng).to(device) - 1)
             sums = (matrix * factors) @ federation.updates
         else:
             each = size * matrix.sum(1, keepdim=True).sqrt()
             sums = federation.sums + each * torch.randn(federation.sums.shape, generator=rng).to(device)
         cost = float((sums - federation.sums).norm() / federation.sums.norm())
-        return Seen(replace(federation, sums=sums), cost=cost)
+        return Defended(replace(federation, sums=sums), cost=cost)
 
     return defend
 
@@ -82,14 +82,14 @@ def varying(size: float, *, own: bool) -> Defend:
 def drifting(rounds: float) -> Defend:
     """The model is not frozen: every update turns away from itself, by half within this many rounds."""
 
-    def defend(federation: planted.Planted, rng: torch.Generator) -> Seen:
+    def defend(federation: planted.Planted, rng: torch.Generator) -> Defended:
         keep = 0.5 ** (1 / rounds)
         updates, sums = federation.updates, torch.empty_like(federation.sums)
         for number, took_part in enumerate(federation.matrix):
             sums[number] = took_part.to(updates.device, torch.float32) @ updates
             fresh = torch.randn(updates.shape, generator=rng).to(updates.device)
             updates = keep * updates + (1 - keep**2) ** 0.5 * fresh
-        return Seen(replace(federation, sums=sums))
+        return Defended(replace(federation, sums=sums))
 
     return defend
 
@@ -104,12 +104,12 @@ DEFENSES: dict[str, Defend] = {
     "all counts withheld": withheld(1.0),
     "counts off by up to 1": blurred(1),
     "counts off by up to 2": blurred(2),
-    "noise of 0.1 on updates of 1": varying(0.1, own=False),
-    "noise of 1": varying(1.0, own=False),
-    "noise of 3": varying(3.0, own=False),
-    "weights drawn from 0.9 to 1.1": varying(0.1, own=True),
-    "weights drawn from 0.5 to 1.5": varying(0.5, own=True),
-    "weights drawn from 0 to 2": varying(1.0, own=True),
+    "noise of 0.1 on updates of 1": varying(0.1, along=False),
+    "noise of 1": varying(1.0, along=False),
+    "noise of 3": varying(3.0, along=False),
+    "weights drawn from 0.9 to 1.1": varying(0.1, along=True),
+    "weights drawn from 0.5 to 1.5": varying(0.5, along=True),
+    "weights drawn from 0 to 2": varying(1.0, along=True),
     "updates half new after 1,000 rounds": drifting(1000),
     "updates half new after 100 rounds": drifting(100),
     "updates half new after 10 rounds": drifting(10),
@@ -127,11 +127,11 @@ def run(settings: Settings, announce: Announce) -> Iterator[Row]:
         for trial in range(settings.batches_or(TRIALS)):
             announce(f"{name}, trial {trial + 1}")
             plant = planted.plant(federation, generator(settings.seed, "plant", trial), device)
-            seen = defend(plant, generator(settings.seed, "defend", name, trial))
+            defended = defend(plant, generator(settings.seed, "defend", name, trial))
             metrics = (planted.COLUMNS, planted.SURE, planted.SURE_WRONG)
-            options = {"count_tolerance": seen.tolerance, "time_limit": 0.0, "seed": settings.seed}
-            outcomes.append(planted.recover(seen.left, metrics, **options))
-            costs.append(seen.cost)
+            options = {"count_tolerance": defended.tolerance, "time_limit": 0.0, "seed": settings.seed}
+            outcomes.append(planted.recover(defended.left, metrics, **options))
+            costs.append(defended.cost)
         outcome = planted.merged(outcomes)
         yield Row(
             cell={"defense": name},

@@ -15,14 +15,13 @@ import torch
 from torch import Tensor, nn
 
 import fedprism as fp
-from fedprism.attacks import Attack, then
-from fedprism.attacks.base import Then
+from fedprism.attacks import Attack, Disaggregation, then
+from fedprism.attacks.base import Reduced, Then
 from fedprism.client.update import Protocol
 from fedprism.pixels import Normalization, to_inputs
 from fedprism.randomness import generator
-from fedprism_papers.disaggregation.first_users import FirstUsers
 from fedprism_papers.shared.base import Announce, Entry, Settings
-from fedprism_papers.shared.cells import Attacked, attack_cell, by_metric
+from fedprism_papers.shared.cells import Attacked, AttackTrial, attack_cell, by_metric
 from fedprism_papers.shared.measuring import ANSWERED, OVER_40_DB, SHOWN_IMAGES, Scores, score_images
 
 CITATION = "Lam et al., Gradient Disaggregation, ICML 2021"
@@ -35,7 +34,7 @@ SUMS = (
 )
 SCORED = (
     "PSNR is after the best one-to-one assignment of recovered to private images; after disaggregation within each "
-    "user: an image counts only where it was found with its owner."
+    "user: an image counts only if it was recovered as its owner's."
 )
 
 
@@ -67,23 +66,15 @@ class Federation:
     def all_rounds(self, clients: Sequence[fp.Batch], settings: Settings, number: int) -> fp.Scenario:
         """All rounds, with the same number of users in each."""
         rng = generator(settings.seed, "cohorts", self.users, self.cohort, number)
-        return fp.Scenario(
-            model=self.model,
-            clients=clients,
-            protocol=self.protocol,
-            normalization=self.normalization,
-            aggregation="sum",
-            rounds=self.rounds,
-            participation=cohorts(self.users, self.cohort, self.rounds, rng),
-            frozen=True,
-            window=GRANULARITY,
+        participation = cohorts(self.users, self.cohort, self.rounds, rng)
+        return dataclasses.replace(
+            self.one_round(clients), rounds=self.rounds, participation=participation, frozen=True, window=GRANULARITY
         )
 
     def one_round(self, clients: Sequence[fp.Batch]) -> fp.Scenario:
-        """A single round of the first `cohort` users, who are its only ones."""
         return fp.Scenario(
             model=self.model,
-            clients=clients[: self.cohort],
+            clients=clients,
             protocol=self.protocol,
             normalization=self.normalization,
             aggregation="sum",
@@ -126,15 +117,27 @@ class SumsAndUsers(Attacked):
         scenario = (
             federation.all_rounds(clients, settings, number)
             if isinstance(attack, Then)
-            else federation.one_round(clients)
+            else federation.one_round(clients[: federation.cohort])
         )
         seed = settings.seed + number
         return fp.simulate(scenario, fp.threats.secure_aggregation, seed=seed, device=settings.device)
 
-    def score(self, attack: Attack, answer: fp.Reconstruction, truth: fp.Truth, settings: Settings) -> Scores:
-        if isinstance(attack, Then):
-            return score_users(answer, truth, settings, self.size)
-        return score_images(answer, truth, settings)
+    def score(self, trial: AttackTrial, answer: fp.Reconstruction, truth: fp.Truth) -> Scores:
+        if isinstance(trial.attack, Then):
+            return score_users(answer, truth, trial.settings, self.size)
+        return score_images(answer, truth, trial.settings)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class FirstUsers(Disaggregation):
+    """Disaggregation that hands on the first `users` only, because attacking all of them would take too long."""
+
+    users: int
+
+    def explained(self, observation: fp.Observation) -> Reduced:
+        reduced = super().explained(observation)
+        wanted = {f"client-{user}" for user in range(self.users)}
+        return reduced._replace(parts=tuple(part for part in reduced.parts if part.subject in wanted))
 
 
 def attack_federation(
@@ -156,7 +159,7 @@ def attack_federation(
 
 
 def score_users(answer: fp.Reconstruction, truth: fp.Truth, settings: Settings, users: int) -> Scores:
-    """Means over the users; an image counts only where it was found with its owner."""
+    """Means over the users; an image counts only if it was recovered as its owner's."""
     scores = list[Scores]()
     for name in (f"client-{user}" for user in range(users)):
         rows = [row for row, owner in enumerate(answer.owners or ()) if owner == name]

@@ -20,7 +20,7 @@ PROGRAMS, QUICK_PROGRAMS = 3, 1
 PROGRAM_LIMIT, QUICK_PROGRAM_LIMIT = 60.0, 5.0
 FACTOR = "time factor"
 
-FOUND, PROVED, PROGRAM = "ours", "ours with proofs", "integer programs"
+RECOVERED, PROVED, PROGRAM = "ours", "ours with proofs", "integer programs"
 
 PROGRAMS_SAID = (
     f"Integer programs: one a user, HiGHS, one thread, {PROGRAM_LIMIT:g} s at most. {PROGRAMS} were run (quick: "
@@ -48,7 +48,7 @@ def _entries(federation: planted.Federation, settings: Settings, announce: Annou
         for trial in range(settings.batches_or(TRIALS))
     ]
     ours = {}
-    for name, prove in ((FOUND, False), (PROVED, True)):
+    for name, prove in ((RECOVERED, False), (PROVED, True)):
         announce(f"{federation.users} users, {name}")
         ours[name] = planted.merged([_recover(trial, prove=prove) for trial in trials])
     programs, limit = (QUICK_PROGRAMS, QUICK_PROGRAM_LIMIT) if settings.quick else (PROGRAMS, PROGRAM_LIMIT)
@@ -57,7 +57,7 @@ def _entries(federation: planted.Federation, settings: Settings, announce: Annou
         announce(f"{federation.users} users, integer program {user + 1} of {programs}")
         each.append(planted.program_seconds(trials[0], user, limit))
     seconds = federation.users * mean(each)
-    factor = seconds / median(ours[FOUND].seconds)
+    factor = seconds / median(ours[RECOVERED].seconds)
     capped = sum(spent >= limit for spent in each)
     return {
         **ours,
@@ -77,7 +77,7 @@ def _recover(trial: planted.Planted, *, prove: bool) -> Outcome:
 def figure(rows: Sequence[Row]) -> str:
     """Seconds by the number of users, both on logarithmic scales."""
     curves = {
-        name: curve(rows, "users", name, lambda entry: entry.seconds_a_batch) for name in (FOUND, PROVED, PROGRAM)
+        name: curve(rows, "users", name, lambda entry: entry.seconds_a_batch) for name in (RECOVERED, PROVED, PROGRAM)
     }
     return line_chart(curves, x="users", y="seconds", log_x=True, log_y=True)
 

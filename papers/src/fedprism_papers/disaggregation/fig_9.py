@@ -17,7 +17,7 @@ from fedprism.randomness import generator
 from fedprism_papers.disaggregation import federation as federations
 from fedprism_papers.disaggregation.federation import CENTRED
 from fedprism_papers.shared.base import Announce, Recipe, Row, Settings, curve
-from fedprism_papers.shared.cells import Attacked, attack_cell
+from fedprism_papers.shared.cells import Attacked, AttackTrial, attack_cell
 from fedprism_papers.shared.charts import line_chart
 from fedprism_papers.shared.measuring import Scores
 
@@ -84,8 +84,8 @@ def run(settings: Settings, announce: Announce) -> Iterator[Row]:
 def _world(settings: Settings) -> World:
     if settings.quick:
         everything = fp.data.load("photos")
-        own = torch.arange(len(everything)) % PUBLIC == 0
-        private, public = _part(everything, ~own), _part(everything, own)
+        attackers = torch.arange(len(everything)) % PUBLIC == 0
+        private, public = _part(everything, ~attackers), _part(everything, attackers)
     else:
         private, public = (
             fp.data.load("cifar10", split=split, data_dir=settings.data_dir) for split in ("test", "train")
@@ -140,12 +140,12 @@ class SumsWithVictim(Attacked):
         observation, truth = fp.simulate(scenario, threat, seed=settings.seed + number, device=settings.device)
         return observation, Marked(truth, victim)
 
-    def score(self, attack: Attack, answer: fp.Reconstruction, truth: Marked, settings: Settings) -> Scores:
+    def score(self, trial: AttackTrial, answer: fp.Reconstruction, truth: Marked) -> Scores:
         participation = truth.truth.participation
         assert participation is not None  # the simulator's truth has it
         properties = answer.properties.tolist() if answer.properties is not None else []
         answers = dict(zip(answer.owners or (), properties, strict=True))
-        if isinstance(attack, PropertyInference):
+        if isinstance(trial.attack, PropertyInference):
             asked = [f"round {number}" for number in range(len(participation))]
             marks = participation[:, truth.victim]
         else:

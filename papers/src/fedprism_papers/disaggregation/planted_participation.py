@@ -23,9 +23,9 @@ CITATION = (
 )
 EXACT, COLUMNS, ENTRIES = "trials exact", "columns right", "entries right"
 CERTIFIED, WRONG = "certified", "certified wrong"
-SURE, SURE_WRONG = "said", "said wrongly"
+SURE, SURE_WRONG, NOISE = "said", "said wrongly", "noise"
 USABLE = frozenset({solvers.UserStatus.SOLVED, solvers.UserStatus.CERTIFIED, solvers.UserStatus.GIVEN})
-"""What the solver says of a column that it calls found."""
+"""What the solver says of a column that it recovered."""
 SAID = (
     "said: columns that the solver itself calls found; said wrongly: the share of all users for whom that is not so. "
     "No integer program and no lattice is used here."
@@ -105,28 +105,29 @@ def measure(
 
 
 def recover(planted: Planted, metrics: Sequence[str], **options: Any) -> Outcome:
-    """What the solver makes of one federation. A trial is exact where every entry is right."""
+    """What the solver makes of one federation. A trial is exact if every entry is right."""
     start = _now(planted.sums.device)
-    found = solvers.recover_participation(
+    solution = solvers.recover_participation(
         planted.sums, planted.windows, planted.counts, users=planted.matrix.shape[1], **options
     )
     seconds = _now(planted.sums.device) - start
-    right = found.matrix.cpu() == planted.matrix
-    columns, certified = right.all(0), found.certified.cpu()
-    sure = torch.tensor([status in USABLE for status in found.statuses])
-    values = {
+    right = solution.matrix.cpu() == planted.matrix
+    columns, certified = right.all(0), solution.certified.cpu()
+    sure = torch.tensor([status in USABLE for status in solution.statuses])
+    values: dict[str, Tensor | float] = {
         EXACT: columns.all(),
-        COLUMNS: columns.float().mean(),
-        ENTRIES: right.float().mean(),
-        CERTIFIED: certified.float().mean(),
-        WRONG: (certified & ~columns).float().mean(),
-        SURE: sure.float().mean(),
-        SURE_WRONG: (sure & ~columns).float().mean(),
+        COLUMNS: columns.double().mean(),
+        ENTRIES: right.double().mean(),
+        CERTIFIED: certified.double().mean(),
+        WRONG: (certified & ~columns).double().mean(),
+        SURE: sure.double().mean(),
+        SURE_WRONG: (sure & ~columns).double().mean(),
+        NOISE: solution.noise,
     }
     return Outcome(
         values={metric: (float(values[metric]),) for metric in metrics},
         seconds=(seconds,),
-        statuses=(found.status.value,),
+        statuses=(solution.status.value,),
     )
 
 
@@ -149,7 +150,7 @@ def program_seconds(planted: Planted, user: int, limit: float) -> float:
     """Seconds for one user's integer program; the space of the sums, which all users share, is not counted."""
     sums = planted.sums.cpu()
     space = signal_space(
-        sums, expected_rank=planted.matrix.shape[1], factors=None, cohort_sizes=None, device=torch.device("cpu"), seed=0
+        sums, expected_rank=planted.matrix.shape[1], cohort_sizes=None, device=torch.device("cpu"), seed=0
     )
     counts = planted.counts[user].double().numpy()
     program = ColumnProgram(

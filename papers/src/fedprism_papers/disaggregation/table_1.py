@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
 import fedprism as fp
-from fedprism import solvers
-from fedprism.evaluation.scoring import score_participation
+from fedprism.client.update import Protocol
 from fedprism.pixels import to_inputs
 from fedprism.randomness import generator
 from fedprism.runtime import devices
@@ -40,18 +39,19 @@ def run(settings: Settings, announce: Announce) -> Iterator[Row]:
     users, rounds = (QUICK_USERS, QUICK_ROUNDS) if settings.quick else (USERS, ROUNDS)
     samples = ((8, 4),) if settings.quick else SAMPLES
     data = fp.data.load("photos", size=32) if settings.quick else _cifar10(settings)
-    for variant in VARIANTS:
+    for variant, (momentum, fraction) in VARIANTS.items():
         for images, batch in samples:
             for epochs in settings.sizes_or(EPOCHS, QUICK_EPOCHS):
                 announce(f"{variant}, {images} images, batches of {batch}, {epochs} epochs")
-                observed, truth = _federation(data, users, rounds, variant, images, batch, epochs, settings)
+                protocol = fp.FedAvg(lr=LEARNING_RATE, epochs=epochs, batch_size=batch, momentum=momentum)
+                federation = _federation(data, users, rounds, images, settings, fraction, protocol)
                 paper = PAPER.get((variant, images, batch), {}).get(epochs, 1.0)
                 yield Row(
                     cell={"variant": variant, "images": images, "batch": batch, "epochs": epochs},
                     entries={
                         "paper": settings.paper(paper),
-                        "cohorts known": _recover(observed, truth, settings, know_cohorts=True),
-                        "cohorts unknown": _recover(observed, truth, settings, know_cohorts=False),
+                        "cohorts known": _recover(federation, federation.matrix.sum(1), settings),
+                        "cohorts unknown": _recover(federation, None, settings),
                     },
                 )
 
@@ -67,20 +67,18 @@ def _federation(
     data: fp.data.ImageSet,
     users: int,
     rounds: int,
-    variant: str,
     images: int,
-    batch: int,
-    epochs: int,
     settings: Settings,
-) -> tuple[fp.Observation, fp.Truth]:
-    momentum, fraction = VARIANTS[variant]
+    fraction: float,
+    protocol: Protocol,
+) -> planted.Planted:
+    """What the server sees of all rounds, and who took part."""
     drawn = data.draw(users * images, generator(settings.seed, "users", users, images))
     private = fp.Batch(to_inputs(drawn.tensor, CENTRED), drawn.labels)
-    model = fp.models.build("lenet5", input_shape=tuple(private.tensor.shape[1:]), classes=10, seed=settings.seed)
     scenario = fp.Scenario(
-        model=model,
+        model=fp.models.build("lenet5", input_shape=tuple(private.tensor.shape[1:]), classes=10, seed=settings.seed),
         clients=dealt_out(private, images),
-        protocol=fp.FedAvg(lr=LEARNING_RATE, epochs=epochs, batch_size=batch, momentum=momentum),
+        protocol=protocol,
         aggregation="sum",
         normalization=CENTRED,
         rounds=rounds,
@@ -89,37 +87,21 @@ def _federation(
         window=WINDOW,
         fraction=fraction,
     )
-    return fp.simulate(scenario, fp.threats.secure_aggregation, seed=settings.seed, device=settings.device)
+    observed, truth = fp.simulate(scenario, fp.threats.secure_aggregation, seed=settings.seed, device=settings.device)
+    sums = torch.stack([torch.cat([tensor.flatten() for tensor in r.update.values()]) for r in observed.rounds])
+    known = observed.knowledge
+    assert known.windows is not None
+    assert known.counts is not None
+    assert truth.participation is not None
+    nothing = sums[:0]  # single updates: nobody asks for them here
+    return planted.Planted(
+        sums.to(devices.pick(settings.device)), known.windows, known.counts, truth.participation, nothing
+    )
 
 
-def _recover(observed: fp.Observation, truth: fp.Truth, settings: Settings, *, know_cohorts: bool) -> Outcome:
-    device = devices.pick(settings.device)
-    sums = torch.stack([torch.cat([t.flatten() for t in seen.update.values()]) for seen in observed.rounds])
-    knowledge = observed.knowledge
-    start = time.perf_counter()
-    found = solvers.recover_participation(
-        sums.to(device),
-        knowledge.windows,
-        knowledge.counts,
-        users=len(knowledge.counts) if knowledge.counts is not None else None,
-        cohort_sizes=knowledge.cohort_sizes if know_cohorts else None,
-        time_limit=0.0,
-        seed=settings.seed,
-    )
-    seconds = time.perf_counter() - start
-    scores = score_participation(found.matrix.cpu(), truth)
-    sure = [status in planted.USABLE for status in found.statuses]
-    wrong = [a and not b for a, b in zip(sure, scores.columns, strict=True)]
-    values = {
-        planted.COLUMNS: scores.exact,
-        planted.ENTRIES: scores.entries,
-        planted.SURE: sum(sure) / len(sure),
-        planted.SURE_WRONG: sum(wrong) / len(wrong),
-        "noise": found.noise,
-    }
-    return Outcome(
-        values={name: (value,) for name, value in values.items()}, seconds=(seconds,), statuses=(found.status.value,)
-    )
+def _recover(federation: planted.Planted, cohort_sizes: Tensor | None, settings: Settings) -> Outcome:
+    metrics = (planted.COLUMNS, planted.ENTRIES, planted.SURE, planted.SURE_WRONG, planted.NOISE)
+    return planted.recover(federation, metrics, cohort_sizes=cohort_sizes, time_limit=0.0, seed=settings.seed)
 
 
 RECIPE = Recipe(

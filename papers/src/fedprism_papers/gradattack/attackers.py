@@ -158,40 +158,42 @@ def _at_once(
         },
     )
     start = time.perf_counter()
-    found = fp.run(
+    answer = fp.run(
         method_at_once(case, settings), replace(whole, knowledge=known), seed=settings.seed, device=settings.device
     )
-    return inversion.Answers(parts=(found,), seconds=(time.perf_counter() - start,))
+    return inversion.Answers(parts=(answer,), seconds=(time.perf_counter() - start,))
 
 
 def leaked(
     case: Case,
-    seen: Sequence[inversion.Answers],
+    by_epoch: Sequence[inversion.Answers],
     images: fp.Batch,
     data: inversion.Data,
     settings: Settings,
     *,
     adaptive: bool,
 ) -> Outcome:
-    """The score of what the attacker makes of the answers of its epochs: taken as they are, or decoded."""
-    answers, chosen = seen[0], method(case, settings, adaptive=adaptive)
+    """The score of what the attacker makes of the answers of its epochs: as they are, or decoded."""
+    answers, chosen = by_epoch[0], method(case, settings, adaptive=adaptive)
     if adaptive and told_all(case):
         return inversion.scored(answers, images, data.normalization, settings, method=method_at_once(case, settings))
     if adaptive and case.mixing is not None:
         # Soft labels, which are given, say which encoding is which: the order is known.
-        found = [part.tensor for one in seen for part in one.parts if part.inputs is not None]
-        mixings = [drawn(case.mixing, len(images), settings.seed, epoch) for epoch in range(len(seen))]
+        encodings = [part.tensor for one in by_epoch for part in one.parts if part.inputs is not None]
+        mixings = [drawn(case.mixing, len(images), settings.seed, epoch) for epoch in range(len(by_epoch))]
         decoding = Encodings(inner=chosen, masked=True, ridge=RIDGE)
         answer = decoding.decode(
-            torch.cat(found),
+            torch.cat(encodings),
             torch.cat([one.partners for one in mixings]),
             torch.cat([one.coefficients for one in mixings]),
             generator(settings.seed, "decoding"),
             samples=len(images),
         )
-        answers = inversion.Answers(parts=(answer,), seconds=tuple(second for one in seen for second in one.seconds))
+        answers = inversion.Answers(
+            parts=(answer,), seconds=tuple(second for one in by_epoch for second in one.seconds)
+        )
     outcome = inversion.scored(answers, images, data.normalization, settings, method=chosen)
-    inner = [part.status for one in seen for part in one.parts]
+    inner = [part.status for one in by_epoch for part in one.parts]
     return replace(outcome, statuses=tuple(dict.fromkeys([*inner, *outcome.statuses])))
 
 

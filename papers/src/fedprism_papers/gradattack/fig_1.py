@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from torch import nn
 
 import fedprism as fp
 from fedprism import utility
@@ -21,7 +20,7 @@ from fedprism.pixels import to_inputs
 from fedprism.solvers import TotalVariation
 from fedprism_papers.gradattack import inversion
 from fedprism_papers.shared import training, tuning
-from fedprism_papers.shared.base import Announce, Entry, Outcome, Recipe, Row, Settings
+from fedprism_papers.shared.base import Announce, Entry, Recipe, Row, Settings
 from fedprism_papers.shared.measuring import LPIPS, PSNR
 from fedprism_papers.shared.tuning import Range, Tuning
 from fedprism_papers.shared.victims import IMAGENET
@@ -39,6 +38,8 @@ KNOWLEDGE: dict[str, Callable[[], GradientMatching]] = {"exact": bn_exact, "infe
 TV, BN = "alpha TV", "alpha BN"
 SPACE = {TV: Range(1e-3, 0.5), BN: Range(1e-4, 0.1)}
 PUBLISHED_WEIGHTS = {TV: 0.05, BN: 1e-3}
+THREAT = fp.threats.honest_but_curious.granting("labels", "batchnorm_exact", "batchnorm_running")
+"""Of what is granted, each attack is handed what its preset declares."""
 PUBLISHED, CHOSEN = "published weights", "chosen weights"
 
 WHO = (
@@ -54,12 +55,12 @@ SEARCH = (
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """Whom the attacker is after (`images`, in batches of `size`), and what it rehearses with (`own`)."""
+    """Whom the attacker is after (`images`, in batches of `size`), and what it rehearses with."""
 
     name: str
     target: inversion.Target
     images: fp.Batch
-    own: fp.Batch
+    rehearsed: fp.Batch
     others: fp.Batch
     size: int
     note: str
@@ -84,7 +85,7 @@ def low_resolution(data: inversion.Data, settings: Settings) -> list[Scene]:
                 name=data.name,
                 target=target,
                 images=data.first(count),
-                own=data.test[:size],
+                rehearsed=data.test[:size],
                 others=data.test[size : size + count],
                 size=size,
                 note=(
@@ -103,7 +104,8 @@ def photograph(settings: Settings) -> list[Scene]:
     everything = images.batch(torch.arange(len(images)))
     everything = fp.Batch(to_inputs(everything.tensor, IMAGENET), everything.labels)
     train = everything[images.classes :]  # but for the first of each class: the photographs as a whole
-    model = photograph_network(images.classes, settings)
+    make = inversion.small_network if settings.quick else partial(fp.models.build, "resnet18")
+    model = make(classes=images.classes, seed=settings.seed)
     schedule = utility.Schedule(epochs=PHOTO_EPOCHS, batch_size=PHOTO_BATCH, lr=0.01, augment=training.shifted)
     model = utility.fit(model, train, None, schedule, seed=settings.seed, device=settings.device).cpu()
     return [
@@ -111,7 +113,7 @@ def photograph(settings: Settings) -> list[Scene]:
             name=f"photograph of {side} px",
             target=inversion.Target(model=model, normalization=IMAGENET),
             images=everything[PHOTOGRAPH : PHOTOGRAPH + 1],
-            own=everything[OWN_PHOTOGRAPH : OWN_PHOTOGRAPH + 1],
+            rehearsed=everything[OWN_PHOTOGRAPH : OWN_PHOTOGRAPH + 1],
             others=everything[OWN_PHOTOGRAPH + 1 : OWN_PHOTOGRAPH + 2],
             size=1,
             note=(
@@ -123,24 +125,21 @@ def photograph(settings: Settings) -> list[Scene]:
     ]
 
 
-def photograph_network(classes: int, settings: Settings) -> nn.Module:
-    if settings.quick:
-        return inversion.small_network(classes, settings.seed)
-    return fp.models.build("resnet18", classes=classes, seed=settings.seed)
-
-
 def row(scene: Scene, knowledge: str, settings: Settings, announce: Announce) -> Row:
     """One attacker with this knowledge of batch norm: with the published weights and with those it chose."""
     title = f"{scene.name}, batch norm {knowledge}"
     announce(f"{title}: looking for weights")
     chosen, entries = choose(scene, knowledge, settings).values, dict[str, Entry]()
+    scored = partial(
+        inversion.scored, images=scene.images, normalization=scene.target.normalization or IMAGENET, settings=settings
+    )
     for name, weights in {PUBLISHED: PUBLISHED_WEIGHTS, CHOSEN: chosen}.items():
         announce(f"{title}: {name}")
         method = attack(knowledge, weights, iterations(settings))
         batches = inversion.in_batches(scene.images, scene.size)
-        answers = inversion.invert(method, scene.target, batches, threat(), settings)
-        entries[name] = outcome(scene, answers, settings, method)
-    strangers = outcome(scene, inversion.unattacked(scene.others.tensor, scene.size), settings)
+        answers = inversion.invert(method, scene.target, batches, THREAT, settings)
+        entries[name] = scored(answers, method=method)
+    strangers = scored(inversion.unattacked(scene.others.tensor, scene.size))
     return Row(
         cell={"images": scene.name, "n": scene.size, "batch norm": knowledge},
         entries={**entries, TV: chosen[TV], BN: chosen.get(BN), inversion.STRANGERS: strangers},
@@ -154,8 +153,8 @@ def choose(scene: Scene, knowledge: str, settings: Settings) -> Tuning:
     return tuning.tune(
         lambda weights: attack(knowledge, weights, rehearsed(settings)),
         {name: SPACE[name] for name in SPACE if name in wanted},
-        scene.target.scenario(scene.own),
-        threat(),
+        scene.target.scenario(scene.rehearsed),
+        THREAT,
         first={name: PUBLISHED_WEIGHTS[name] for name in wanted},
         trials=QUICK_TRIALS if settings.quick else TRIALS,
         seed=settings.seed,
@@ -172,23 +171,12 @@ def attack(knowledge: str, weights: Mapping[str, float], steps: int) -> Gradient
     )
 
 
-def threat() -> fp.ThreatModel:
-    """Of what is granted, each attack is handed what its preset declares."""
-    return fp.threats.honest_but_curious.granting("labels", "batchnorm_exact", "batchnorm_running")
-
-
 def iterations(settings: Settings) -> int:
     return settings.iterations_or(inversion.ITERATIONS, QUICK_ITERATIONS)
 
 
 def rehearsed(settings: Settings) -> int:
     return max(1, iterations(settings) // REHEARSED)
-
-
-def outcome(
-    scene: Scene, answers: inversion.Answers, settings: Settings, method: GradientMatching | None = None
-) -> Outcome:
-    return inversion.scored(answers, scene.images, scene.target.normalization or IMAGENET, settings, method=method)
 
 
 def effort(settings: Settings) -> str:

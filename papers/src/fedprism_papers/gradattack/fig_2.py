@@ -83,7 +83,7 @@ def figure(rows: Sequence[Row]) -> str:
         REPEATS: curve(rows, "n", "drawn", lambda entry: entry.mean(REPEATS)),
         "images sharing": curve(rows, "n", "drawn", lambda entry: entry.mean(SHARING)),
         f"repeat, {MANY:,} classes": [
-            (float(row.cell["n"]), share) for row in rows if isinstance(share := row.entries[many], float)
+            (float(row.cell["n"]), chance) for row in rows if isinstance(chance := row.entries[many], float)
         ],
     }
     return line_chart(curves, x="images in a batch", y="share", log_x=True)

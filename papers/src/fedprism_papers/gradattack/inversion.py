@@ -177,8 +177,7 @@ def exact_statistics(iterations: int, settings: Settings) -> GradientMatching:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Answers:
+class Answers(NamedTuple):
     """What came back of one batch after the other, each with the seconds it took."""
 
     parts: tuple[fp.Reconstruction, ...]
@@ -217,7 +216,7 @@ def invert(
     return Answers(parts=tuple(parts), seconds=tuple(seconds))
 
 
-def in_batches(images: fp.Batch, size: int) -> list[fp.Batch]:
+def in_batches(images: fp.Batch, size: int | list[int]) -> list[fp.Batch]:
     return [images[part] for part in torch.split(torch.arange(len(images)), size)]
 
 
@@ -237,17 +236,12 @@ def scored(
 
     Without a `method` no pictures are kept.
     """
-    found, truth, start = list[Tensor](), list[Tensor](), 0
-    for answer in answers.parts:
-        assert answer.inputs is not None
-        own = images[start : start + len(answer.inputs)]
-        start += len(own)
-        owners = ("client-0",) * len(own)
-        private = fp.Truth(inputs=own.inputs, labels=own.labels, owners=owners, normalization=normalization)
-        matched = fp.match(answer, private)
-        found.append(matched.recovered)
-        truth.append(matched.truth)
-    ours, theirs = torch.cat(found), torch.cat(truth)
+    sizes = [0 if answer.inputs is None else len(answer.inputs) for answer in answers.parts]
+    matches = [
+        fp.match(answer, _truth(batch, normalization))
+        for answer, batch in zip(answers.parts, in_batches(images[: sum(sizes)], sizes), strict=True)
+    ]
+    ours, theirs = (torch.cat([getattr(match, side) for match in matches]) for side in ("recovered", "truth"))
     decibels, distances = psnr(ours, theirs), lpips_distances(ours, theirs, settings)
     values = {PSNR: decibels.mean(), BEST_PSNR: decibels.max(), SPREAD_PSNR: decibels.std(correction=0)}
     if distances is not None:
@@ -262,10 +256,15 @@ def scored(
     )
 
 
+def _truth(batch: fp.Batch, normalization: Normalization) -> fp.Truth:
+    owners = ("client-0",) * len(batch)
+    return fp.Truth(inputs=batch.inputs, labels=batch.labels, owners=owners, normalization=normalization)
+
+
 def scored_strangers(data: Data, images: fp.Batch, size: int, settings: Settings) -> Outcome:
-    """What images that nobody attacked score beside the attacked ones."""
-    answers = strangers(data, len(images), size, settings)
-    return scored(answers, images, data.normalization, settings)
+    """What test images in any order score beside the attacked ones: chance and the best assignment, no update."""
+    chosen = torch.randperm(len(data.test), generator=generator(settings.seed, "strangers", size))[: len(images)]
+    return scored(unattacked(data.test.tensor[chosen], size), images, data.normalization, settings)
 
 
 def effort(data: Data, settings: Settings, iterations: str) -> str:
@@ -274,12 +273,6 @@ def effort(data: Data, settings: Settings, iterations: str) -> str:
         f"{data.name}: a network trained for {data.attacked_epochs} epochs on {len(data.train):,} images, some of "
         f"which are attacked; {iterations}, batches a row: {settings.batches_or(1)}."
     )
-
-
-def strangers(data: Data, count: int, size: int, settings: Settings) -> Answers:
-    """Test images, in any order within a batch: what chance and the best assignment achieve without any update."""
-    chosen = torch.randperm(len(data.test), generator=generator(settings.seed, "strangers", size))[:count]
-    return unattacked(data.test.tensor[chosen], size)
 
 
 def unattacked(inputs: Tensor, size: int) -> Answers:

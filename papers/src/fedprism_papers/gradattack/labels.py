@@ -33,7 +33,7 @@ BATCHES = (EVEN, AS_DRAWN, ONE_CLASS)
 WHO = (
     f"{KNOWN}: the attacker is given them. {INFERRED}: it counts them from the gradient of the last layer's bias. "
     f"{JOINT}: they start as noise and are optimised with the images, as published. All three are given the exact "
-    f"batch-norm statistics. {LABELS_RIGHT}: the share of labels that were found, in any order."
+    f"batch-norm statistics. {LABELS_RIGHT}: the share of labels that are right, in any order."
 )
 
 
@@ -100,10 +100,10 @@ def compose(kind: str, size: int, images: fp.Batch, seed: int, number: int) -> f
         return images[shuffled[:size]]
     labels = images.labels[shuffled]
     if kind == ONE_CLASS:
-        own = shuffled[labels == labels[0]]
-        if len(own) < size:
-            raise BadInput(f"expected {size} images of one class, found {len(own)}; ask for smaller batches.")
-        return images[own[:size]]
+        alike = shuffled[labels == labels[0]]
+        if len(alike) < size:
+            raise BadInput(f"expected {size} images of one class, found {len(alike)}; ask for smaller batches.")
+        return images[alike[:size]]
     return images[shuffled[_occurrence(labels).argsort(stable=True)[:size]]]
 
 
@@ -111,24 +111,24 @@ def _occurrence(labels: Tensor) -> Tensor:
     """(count,) how many of the same class come before each: the first of every class, then the second, and so on."""
     before = torch.zeros_like(labels)
     for number in range(int(labels.max()) + 1):
-        own = labels == number
-        before[own] = torch.arange(int(own.sum()))
+        members = labels == number
+        before[members] = torch.arange(int(members.sum()))
     return before
 
 
 def labels_right(answers: inversion.Answers, batches: Sequence[fp.Batch]) -> float:
     """The share of all labels that an answer has as often as its batch does."""
-    found = (
+    right = (
         in_common(answer.labels, batch.labels)
         for answer, batch in zip(answers.parts, batches, strict=True)
         if answer.labels is not None
     )
-    return sum(found) / sum(len(batch) for batch in batches)
+    return sum(right) / sum(len(batch) for batch in batches)
 
 
-def in_common(found: Tensor, labels: Tensor) -> int:
-    """How many labels of a batch are among those found, each counted as often as both have it."""
-    return (Counter(found.tolist()) & Counter(labels.tolist())).total()
+def in_common(answered: Tensor, labels: Tensor) -> int:
+    """How many labels of a batch are among those answered, each counted as often as both have it."""
+    return (Counter(answered.tolist()) & Counter(labels.tolist())).total()
 
 
 RECIPE = Recipe(

@@ -30,7 +30,7 @@ from fedprism_papers.gradattack.table_2_trials import (
 from fedprism_papers.shared.base import Announce, Entry, Outcome, Recipe, Row, Settings
 from fedprism_papers.shared.charts import line_chart
 from fedprism_papers.shared.measuring import LPIPS, PSNR
-from fedprism_papers.shared.trials import StoredResult, Trial, run_trials
+from fedprism_papers.shared.trials import Finished, RecipeTrial, finished
 
 SIZES, QUICK_SIZES = (1, 16, 32), (2,)
 CASES = (
@@ -87,29 +87,31 @@ def run(settings: Settings, announce: Announce) -> Iterator[Row]:
     announce("timing steps under each defense")  # alone, before others use the machine
     factors = {case: time_factor(case, data, settings) for case in CASES}
     trials = dict.fromkeys(trial for case, size in left for trial in trials_of(case, size, settings))
-    results: dict[Trial, StoredResult] = {}
-    for trial, result in run_trials(trials, settings, announce):
-        results[trial] = result
+    results: dict[RecipeTrial, Finished[RecipeTrial]] = {}
+    for result in finished(trials, settings, announce):
+        results[result.trial] = result
         while left and all(needed in results for needed in trials_of(*left[0], settings)):
             case, size = left.pop(0)
             # Drops are from the first case, which is there: rows come in their order.
-            own, undefended = (
-                [float(results[trial].values["accuracy"]) for trial in trainings(each, settings)]
+            defended, undefended = (
+                [float(results[trial].outcome.values["accuracy"]) for trial in trainings(each, settings)]
                 for each in (case, CASES[0])
             )
-            found = {name: answers_of(case, size, name, results, settings) for name in attackers(case)}
-            entries = leakage(case, size, found, data, settings)
-            yield row(case, size, {**prices(case, own, undefended, factors[case], settings), **entries}, data, settings)
+            answers = {name: answers_of(case, size, name, results, settings) for name in attackers(case)}
+            entries = leakage(case, size, answers, data, settings)
+            yield row(
+                case, size, {**prices(case, defended, undefended, factors[case], settings), **entries}, data, settings
+            )
 
 
 def leakage(
     case: Case, size: int, answers: Mapping[str, Sequence[inversion.Answers]], data: inversion.Data, settings: Settings
 ) -> dict[str, Entry]:
-    """The row's scores: of each attacker who has found something, and of images that nobody attacked."""
+    """The row's scores: of each attacker, and of images that nobody attacked."""
     images = data.first(attacked_images(case, size, settings))
     entries: dict[str, Entry] = {NAIVE: None, ADAPTIVE: None}
-    for name, found in answers.items():
-        entries[name] = leaked(case, found, images, data, settings, adaptive=name == ADAPTIVE)
+    for name, by_epoch in answers.items():
+        entries[name] = leaked(case, by_epoch, images, data, settings, adaptive=name == ADAPTIVE)
     entries[inversion.STRANGERS] = inversion.scored_strangers(data, images, size, settings)
     return {"LPIPS, average / best, paper": settings.paper(paper_lpips(case, size)), **entries}
 
@@ -170,8 +172,8 @@ def _kind(label: str) -> str:
 
 
 def _leak(row: Row, measure: str) -> float:
-    found = [entry.mean(measure) for name in (NAIVE, ADAPTIVE) if isinstance(entry := row.entries[name], Outcome)]
-    return (min if measure == LPIPS else max)(found, default=math.nan)
+    means = [entry.mean(measure) for name in (NAIVE, ADAPTIVE) if isinstance(entry := row.entries[name], Outcome)]
+    return (min if measure == LPIPS else max)(means, default=math.nan)
 
 
 RECIPE = Recipe(

@@ -12,11 +12,12 @@ from torch import nn
 import fedprism as fp
 from fedprism import utility
 from fedprism.defenses import InstaHide, MixUp
+from fedprism.experiments import Outcome
 from fedprism_papers.gradattack.attackers import ENCODED, Case, epochs, observe, told_all
 from fedprism_papers.gradattack.inversion import Answers, Data, attacked_network, data_of
 from fedprism_papers.shared import training
 from fedprism_papers.shared.base import Settings
-from fedprism_papers.shared.trials import StoredResult, Trial, run_trial
+from fedprism_papers.shared.trials import Finished, RecipeTrial, earlier_tensors
 
 NAIVE, ADAPTIVE = "naive", "adaptive"
 BATCHES = {1: 4}
@@ -27,7 +28,7 @@ TRAINING = 50.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttackedNetwork(Trial):
+class AttackedNetwork(RecipeTrial):
     """The network early in training, which is attacked."""
 
     mixing: MixUp | None
@@ -40,12 +41,12 @@ class AttackedNetwork(Trial):
     def effort(self) -> float:
         return math.inf  # attacks wait for it
 
-    def run(self, settings: Settings) -> StoredResult:
-        return StoredResult({}, dict(_trained(self.mixing, settings).state_dict()))
+    def run(self, device: str | None) -> Outcome:
+        return self.done({}, _trained(self.mixing, self.settings).state_dict())
 
 
 @dataclass(frozen=True, kw_only=True)
-class Accuracy(Trial):
+class Accuracy(RecipeTrial):
     """How well a network trained to the end under the defense does, with one seed."""
 
     case: Case
@@ -59,8 +60,8 @@ class Accuracy(Trial):
     def effort(self) -> float:
         return TRAINING
 
-    def run(self, settings: Settings) -> StoredResult:
-        data = _data(settings)
+    def run(self, device: str | None) -> Outcome:
+        data = _data(self.settings)
         schedule = schedule_of(self.case, data)
         measured = utility.measure(
             data.network,
@@ -71,15 +72,15 @@ class Accuracy(Trial):
             batch_size=schedule.batch_size,
             lr=schedule.lr,
             seeds=[self.seed],
-            device=settings.device,
+            device=device,
             augment=schedule.augment,
             timed_steps=0,
         )
-        return StoredResult({"accuracy": measured.accuracy}, {})
+        return self.done({"accuracy": measured.accuracy}, {})
 
 
 @dataclass(frozen=True, kw_only=True)
-class InvertedBatch(Trial):
+class InvertedBatch(RecipeTrial):
     """What an attacker makes of one batch of an epoch; without a batch, of all there is at once."""
 
     case: Case
@@ -97,8 +98,9 @@ class InvertedBatch(Trial):
     def effort(self) -> float:
         return 1.0 if self.batch is not None else float(ENCODED)
 
-    def run(self, settings: Settings) -> StoredResult:
-        data, adaptive = _data(settings), self.attacker == ADAPTIVE
+    def run(self, device: str | None) -> Outcome:
+        settings, adaptive = self.settings, self.attacker == ADAPTIVE
+        data = _data(settings)
         images = data.first(attacked_images(self.case, self.size, settings))
         model = _network(self.case.mixing, settings)
         answers = observe(
@@ -106,8 +108,8 @@ class InvertedBatch(Trial):
         )
         (answer,), (seconds,) = answers.parts, answers.seconds
         assert answer.inputs is not None
-        values = {"seconds": seconds, "status": answer.status, "ambiguity": sorted(answer.ambiguity)}
-        return StoredResult(values, {"inputs": answer.tensor})
+        values = {"status": str(answer.status), "ambiguity": sorted(answer.ambiguity)}
+        return self.done(values, {"inputs": answer.tensor}, seconds)
 
 
 @lru_cache(maxsize=1)
@@ -122,19 +124,22 @@ def _trained(mixing: MixUp | None, settings: Settings) -> nn.Module:
 
 @lru_cache(maxsize=1)
 def _network(mixing: MixUp | None, settings: Settings) -> nn.Module:
+    """The attacked network as an earlier trial has left it; trained here if there is none."""
+    stored = earlier_tensors(AttackedNetwork(mixing=mixing, settings=settings))
     model = _data(settings).network(settings.seed)
-    model.load_state_dict(run_trial(AttackedNetwork(mixing=mixing), settings).tensors)
+    model.load_state_dict(stored or _trained(mixing, settings).state_dict())
     return model
 
 
-def trials_of(case: Case, size: int, settings: Settings) -> list[Trial]:
+def trials_of(case: Case, size: int, settings: Settings) -> list[RecipeTrial]:
     """What the row of a case and a size is made of."""
     inverted = [trial for name in attackers(case) for trial in inversions(case, size, name, settings)]
-    return [*trainings(case, settings), AttackedNetwork(mixing=case.mixing), *inverted]
+    return [*trainings(case, settings), AttackedNetwork(mixing=case.mixing, settings=settings), *inverted]
 
 
 def trainings(case: Case, settings: Settings) -> list[Accuracy]:
-    return [Accuracy(case=case, seed=settings.seed + seed) for seed in (QUICK_SEEDS if settings.quick else SEEDS)]
+    seeds = QUICK_SEEDS if settings.quick else SEEDS
+    return [Accuracy(case=case, seed=settings.seed + seed, settings=settings) for seed in seeds]
 
 
 def inversions(case: Case, size: int, attacker: str, settings: Settings) -> list[InvertedBatch]:
@@ -142,25 +147,25 @@ def inversions(case: Case, size: int, attacker: str, settings: Settings) -> list
     count = -(-attacked_images(case, size, settings) // size)
     batches: Sequence[int | None] = [None] if adaptive and told_all(case) else range(count)
     return [
-        InvertedBatch(case=case, size=size, attacker=attacker, epoch=epoch, batch=batch)
+        InvertedBatch(case=case, size=size, attacker=attacker, epoch=epoch, batch=batch, settings=settings)
         for epoch in range(epochs(case, settings, adaptive=adaptive))
         for batch in batches
     ]
 
 
 def answers_of(
-    case: Case, size: int, attacker: str, results: Mapping[Trial, StoredResult], settings: Settings
+    case: Case, size: int, attacker: str, results: Mapping[RecipeTrial, Finished[RecipeTrial]], settings: Settings
 ) -> list[Answers]:
-    """What the attacker has found, epoch by epoch."""
+    """What the attacker has recovered, epoch by epoch."""
     answers: dict[int, Answers] = {}
     for trial in inversions(case, size, attacker, settings):
-        values, tensors = results[trial]
+        _, made, tensors = results[trial]
         earlier = answers.get(trial.epoch, Answers(parts=(), seconds=()))
         answer = fp.Reconstruction(
-            inputs=tensors["inputs"], status=values["status"], ambiguity=frozenset(values["ambiguity"])
+            inputs=tensors["inputs"], status=made.values["status"], ambiguity=frozenset(made.values["ambiguity"])
         )
         answers[trial.epoch] = Answers(
-            parts=(*earlier.parts, answer), seconds=(*earlier.seconds, float(values["seconds"]))
+            parts=(*earlier.parts, answer), seconds=(*earlier.seconds, made.attack_seconds or 0.0)
         )
     return list(answers.values())
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -11,11 +10,12 @@ from torch import Tensor, nn
 import fedprism as fp
 from fedprism import utility
 from fedprism.defenses import Context, Defense, EqualLabels, MseLoss
+from fedprism.experiments import Outcome
 from fedprism.randomness import generator
 from fedprism_papers.mixing_gradients.direct import EQUAL, RANDOM
 from fedprism_papers.mixing_gradients.trials import DIGITS, FACES, KINDS, ORDINARY, images, loss_name, network
 from fedprism_papers.shared.base import Announce, Entry, Settings
-from fedprism_papers.shared.trials import ResultStore, StoredResult
+from fedprism_papers.shared.trials import RecipeTrial, finish
 
 TRAINED_WIDTH = 12
 RATES, QUICK_RATES = tuple(0.005 * 2.0**k for k in range(10)), (0.02, 0.16, 1.28)
@@ -47,8 +47,8 @@ class TenClients(Defense):
     def on_draw(self, dataset: fp.Batch, context: Context, rng: torch.Generator) -> Tensor:
         labels, drawn = dataset.labels.cpu(), list[Tensor]()
         for number in range(CLIENTS):
-            own = fp.Batch(labels[number::CLIENTS], labels[number::CLIENTS])  # drawing looks at labels alone
-            chosen = EqualLabels(self.size).on_draw(own, replace(context, client=f"client-{number}"), rng)
+            held = fp.Batch(labels[number::CLIENTS], labels[number::CLIENTS])  # drawing looks at labels alone
+            chosen = EqualLabels(self.size).on_draw(held, replace(context, client=f"client-{number}"), rng)
             drawn.append(number + CLIENTS * chosen)
         return torch.cat(drawn)
 
@@ -82,41 +82,31 @@ class Training:
             return outputs
         model = network(images, self.width, rng)
         with torch.no_grad():
-            for own, other in list(zip(model.parameters(), outputs.parameters(), strict=True))[-2:]:
-                own.copy_(other)
+            for parameter, ordinary in list(zip(model.parameters(), outputs.parameters(), strict=True))[-2:]:
+                parameter.copy_(ordinary)
         return model
 
 
 def prices(
-    data: str, width: int | None, loss: str, settings: Settings, announce: Announce, store: ResultStore
+    data: str, width: int | None, loss: str, settings: Settings, announce: Announce
 ) -> dict[str, dict[str, Entry]]:
     """For each kind of labels the accuracy and its margin; nothing for networks that are only attacked."""
     if data == FACES or width not in ((None,) if settings.quick else (None, TRAINED_WIDTH)):
         return {}
-    seeds, found = QUICK_SEEDS if settings.quick else SEEDS, dict[str, dict[str, Entry]]()
+    seeds, by_kind = QUICK_SEEDS if settings.quick else SEEDS, dict[str, dict[str, Entry]]()
     for kind in KINDS:
-        training, accuracies = Training(data=data, width=width, loss=loss, labels=kind), list[float]()
-        for seed in seeds:
-            announce(f"accuracy, {width or 'dense'}, {loss_name(loss)}, {kind} labels, {seed + 1} of {len(seeds)}")
-            accuracies.append(accuracy(training, seed, settings, store))
-        found[kind] = price(accuracies)
-    return found
+        training = Training(data=data, width=width, loss=loss, labels=kind)
+        rate = best_rate(training, settings, announce)
+        accuracies = [trained(training, rate, seed, settings, announce, held_back=False) for seed in seeds]
+        interval = utility.t_interval(tuple(accuracies))
+        by_kind[kind] = {
+            ACCURACY: 100 * sum(accuracies) / len(accuracies),
+            MARGIN: None if interval is None else 50 * (interval.high - interval.low),
+        }
+    return by_kind
 
 
-def price(accuracies: Sequence[float]) -> dict[str, Entry]:
-    interval = utility.t_interval(tuple(accuracies))
-    return {
-        ACCURACY: 100 * sum(accuracies) / len(accuracies),
-        MARGIN: None if interval is None else 50 * (interval.high - interval.low),
-    }
-
-
-def accuracy(training: Training, seed: int, settings: Settings, store: ResultStore) -> float:
-    """On the test images, at the rate that was best on images held back from the training set."""
-    return trained(training, best_rate(training, settings, store), seed, settings, store, held_back=False)
-
-
-def best_rate(training: Training, settings: Settings, store: ResultStore) -> float:
+def best_rate(training: Training, settings: Settings, announce: Announce) -> float:
     """On images held back, with random labels: the best rate of the first seed with which the other seeds learn too.
 
     The largest rate that one network stands may be too large for the next. Where no rate suits all, the first seed's.
@@ -125,7 +115,7 @@ def best_rate(training: Training, settings: Settings, store: ResultStore) -> flo
     tried = replace(training, labels=RANDOM)
 
     def held(rate: float, seed: int) -> float:
-        return trained(tried, rate, seed, settings, store, held_back=True)
+        return trained(tried, rate, seed, settings, announce, held_back=True)
 
     first = sorted(rates, key=lambda rate: held(rate, seeds[0]), reverse=True)
     for rate in first:
@@ -135,29 +125,45 @@ def best_rate(training: Training, settings: Settings, store: ResultStore) -> flo
 
 
 def trained(
-    training: Training, rate: float, seed: int, settings: Settings, store: ResultStore, *, held_back: bool
+    training: Training, rate: float, seed: int, settings: Settings, announce: Announce, *, held_back: bool
 ) -> float:
     epochs = QUICK_EPOCHS if settings.quick else EPOCHS
-    key = {"recipe": "mixing, accuracy", **asdict(training), "rate": rate, "seed": seed, "epochs": epochs}
+    trial = TrainingRun(training=training, rate=rate, seed=seed, epochs=epochs, held_back=held_back, settings=settings)
+    return float(finish(trial, announce).outcome.values[ACCURACY])
 
-    def make() -> StoredResult:
-        everything, train, test = _images(training.data, settings, held_back=held_back)
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRun(RecipeTrial):
+    """One training at one rate, and its accuracy on images held back from the training set or on the test set."""
+
+    training: Training
+    rate: float
+    seed: int
+    epochs: int
+    held_back: bool
+
+    @property
+    def title(self) -> str:
+        training = self.training
+        what = f"{training.width or 'dense'}, {loss_name(training.loss)}, {training.labels} labels"
+        return f"accuracy, {what}, rate {self.rate:g}, seed {self.seed}"
+
+    def run(self, device: str | None) -> Outcome:
+        everything, train, test = _images(self.training.data, self.settings, held_back=self.held_back)
         measured = utility.measure(
-            lambda number: training.network(everything, number),
+            lambda number: self.training.network(everything, number),
             train,
             test,
-            training.defense,
-            epochs=epochs,
+            self.training.defense,
+            epochs=self.epochs,
             batch_size=CLIENTS * CLIENT_BATCH,
-            lr=rate,
+            lr=self.rate,
             weight_decay=0.0,
-            seeds=(seed,),
+            seeds=(self.seed,),
             timed_steps=0,
-            device=settings.device,
+            device=device,
         )
-        return StoredResult({ACCURACY: measured.accuracy}, {})
-
-    return float(store.get({**key, "held back": held_back}, make).values[ACCURACY])
+        return self.done({ACCURACY: measured.accuracy}, {})
 
 
 def _images(data: str, settings: Settings, *, held_back: bool) -> tuple[fp.data.ImageSet, fp.Batch, fp.Batch]:

@@ -96,8 +96,8 @@ class Layer:
             if not len(enough):
                 return None
             chosen = enough[torch.randint(len(enough), (), generator=rng)]
-            own = (self.data.labels == chosen).nonzero().flatten()
-            batch = self.data.batch(own[torch.randperm(len(own), generator=rng)[:size]])
+            members = (self.data.labels == chosen).nonzero().flatten()
+            batch = self.data.batch(members[torch.randperm(len(members), generator=rng)[:size]])
         elif labels == UNIQUE and size > int((counts > 0).sum()):
             return None
         else:
@@ -188,8 +188,10 @@ def _gradient(
     scenario = fp.Scenario(
         model=model, clients=[batch], loss=loss, defense=GaussianNoise(noise) if noise else fp.chain()
     )
-    seen, _ = fp.simulate(scenario, fp.threats.honest_but_curious, seed=settings.seed + number, device=settings.device)
-    weight_grad, bias_grad = seen.rounds[0].update.values()
+    observed, _ = fp.simulate(
+        scenario, fp.threats.honest_but_curious, seed=settings.seed + number, device=settings.device
+    )
+    weight_grad, bias_grad = observed.rounds[0].update.values()
     place = devices.pick(settings.device)
     return weight_grad.to(place), bias_grad.to(place)
 
@@ -208,12 +210,12 @@ def reading(weight_grad: Tensor, bias_grad: Tensor, batch: fp.Batch, reference: 
     present = torch.unique(batch.labels).to(bias_grad.device)
     start = time.perf_counter()
     rows = present if reference is None else torch.cat([present, present.new_tensor([reference])])
-    found = invert_dense(weight_grad[rows], bias_grad[rows], reference=None if reference is None else len(rows) - 1)
-    inputs, classes = found.inputs.cpu(), rows[found.rows].cpu()
+    inversion = invert_dense(weight_grad[rows], bias_grad[rows], reference=None if reference is None else len(rows) - 1)
+    inputs, classes = inversion.inputs.cpu(), rows[inversion.rows].cpu()
     seconds = time.perf_counter() - start
-    own = batch.labels.unsqueeze(1) == classes
-    answered = own.any(1)
-    estimates = inputs[own[answered].int().argmax(1)].view(-1, *batch.tensor.shape[1:])
+    of_class = batch.labels.unsqueeze(1) == classes
+    answered = of_class.any(1)
+    estimates = inputs[of_class[answered].int().argmax(1)].view(-1, *batch.tensor.shape[1:])
     originals = batch.tensor[answered].double()
     exponents = (estimates - originals).abs().clamp(10.0**LEAST, 10.0**MOST).log10()
     values = _score(estimates, originals)

@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 
 from fedprism_papers.mixing_gradients.accuracy import ACCURACY
 from fedprism_papers.mixing_gradients.direct import EQUAL, RANDOM
-from fedprism_papers.mixing_gradients.trials import ATTACKS, CLOSE_PIXELS, CRITERIA, FACES, SEEN, UNIFORM
+from fedprism_papers.mixing_gradients.trials import ATTACKS, BEATS_BLANK, CLOSE_PIXELS, CRITERIA, FACES, UNIFORM
 from fedprism_papers.shared.base import Outcome, Row
 from fedprism_papers.shared.charts import Drawing, Rate, bars, maps, page, points
 
 
 def strongest(row: Row, criterion: str) -> Rate | None:
     """That of the strongest of the attacks."""
-    found = [entry for name in ATTACKS if isinstance(entry := row.entries.get(name), Outcome)]
-    if not found:
+    measured = [entry for name in ATTACKS if isinstance(entry := row.entries.get(name), Outcome)]
+    if not measured:
         return None
-    best = max(found, key=lambda entry: entry.mean(criterion))
+    best = max(measured, key=lambda entry: entry.mean(criterion))
     intervals = best.details["intervals"]
     assert isinstance(intervals, Mapping)
     return Rate(best.mean(criterion), *intervals[criterion])
@@ -29,12 +29,12 @@ def as_published(rows: Sequence[Row]) -> list[Row]:
 
 def recovery_bars(rows: Sequence[Row]) -> list[Drawing]:
     """Figure 5: the dense layer, for both thresholds of the paper, where a blank image has to be beaten, and by MSE."""
-    own = [row for row in rows if row.cell["network"] == "dense"]
+    dense = [row for row in rows if row.cell["network"] == "dense"]
     drawn = list[Drawing]()
-    for data, weights, effort in dict.fromkeys(map(_setting, own)):
+    for data, weights, effort in dict.fromkeys(map(_setting, dense)):
         for criterion in CRITERIA:
             groups: dict[str, dict[str, Rate]] = {}
-            for row in own:
+            for row in dense:
                 rate = strongest(row, criterion) if _setting(row) == (data, weights, effort) else None
                 if rate is not None:
                     series = f"{row.cell['loss']}, {row.cell['labels']} labels"
@@ -54,12 +54,12 @@ def recovery_maps(rows: Sequence[Row]) -> list[Drawing]:
     Digits are decided by AVD, faces by MSE.
     """
     drawn = list[Drawing]()
-    own = [row for row in rows if row.cell["network"] == "lenet"]
-    for data in dict.fromkeys(str(row.cell["data"]) for row in own):
-        for criterion in (CLOSE_PIXELS, SEEN) if data == FACES else (SEEN, CLOSE_PIXELS):
+    lenets = [row for row in rows if row.cell["network"] == "lenet"]
+    for data in dict.fromkeys(str(row.cell["data"]) for row in lenets):
+        for criterion in (CLOSE_PIXELS, BEATS_BLANK) if data == FACES else (BEATS_BLANK, CLOSE_PIXELS):
             for kind in (RANDOM, EQUAL):
                 panels: dict[str, dict[tuple[int, int], float]] = {}
-                for row in own:
+                for row in lenets:
                     rate = strongest(row, criterion)
                     if rate is not None and (row.cell["data"], row.cell["labels"]) == (data, kind):
                         spot = int(row.cell["channels"]), int(row.cell["batch"])
@@ -74,25 +74,25 @@ def accuracy_points(rows: Sequence[Row]) -> list[Drawing]:
     """Figures 6 and 8 against 5 and 7: accuracy against the mean recovery rate of all batch sizes beyond 1."""
     drawn = list[Drawing]()
     for name in ("dense", "lenet"):
-        for criterion in (SEEN, CLOSE_PIXELS):
+        for criterion in (BEATS_BLANK, CLOSE_PIXELS):
             series: dict[str, list[tuple[float, float]]] = {}
             for row in rows:
                 if row.cell["network"] != name or row.cell["batch"] == 1:
                     continue
-                own = series.setdefault(f"{row.cell['loss']}, {row.cell['labels']} labels", [])
+                rates = series.setdefault(f"{row.cell['loss']}, {row.cell['labels']} labels", [])
                 cost, rate = row.entries.get(ACCURACY), strongest(row, criterion)
                 if isinstance(cost, float) and rate is not None:
-                    own.append((rate.value, cost))
-            means = {key: _mean(own) for key, own in series.items()}
+                    rates.append((rate.value, cost))
+            means = {key: _mean(rates) for key, rates in series.items()}
             if any(means.values()):
                 title = f"{name}: accuracy against recovery, {criterion}"
                 drawn.append(points(title, means, x=f"rate, {criterion}", y="accuracy, %"))
     return drawn
 
 
-def _mean(own: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+def _mean(rates: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """One point with the mean rate; none where there is no accuracy."""
-    return [(sum(rate for rate, _ in own) / len(own), own[0][1])] if own else []
+    return [(sum(rate for rate, _ in rates) / len(rates), rates[0][1])] if rates else []
 
 
 def distance_points(rows: Sequence[Row]) -> list[Drawing]:

@@ -32,15 +32,18 @@ LEAST_CURVATURE = 1e-10
 """A pair of steps is remembered where s.y is above this, as in torch.optim.LBFGS."""
 
 
-class Descent:
-    """Where every trial stands, and the best it has seen. Subclasses say in `_next` where to go.
+class BatchedLBFGS:
+    """Where every trial stands, and its best point so far.
 
-    point, gradient, best: (trials, size); value, best_value: (trials,). `active` (trials,) are those that still move: a
-    trial stops for good once its objective is below `tolerance` (`reached`) or not finite (`strayed`).
+    point, gradient, best: (trials, size); value, best_value: (trials,). Steps have length `lr` along the quasi-Newton
+    direction; the first one is shortened as in torch.optim.LBFGS. `active` (trials,) are those that still move: a trial
+    stops for good once its objective is below `tolerance` (`reached`) or not finite (`strayed`).
     """
 
-    def __init__(self, evaluate: Evaluate, start: Tensor, *, tolerance: float = 0.0) -> None:
-        self._evaluate, self._tolerance = evaluate, tolerance
+    def __init__(
+        self, evaluate: Evaluate, start: Tensor, *, lr: float = 1.0, history: int = 100, tolerance: float = 0.0
+    ) -> None:
+        self._evaluate, self._lr, self._slots, self._tolerance = evaluate, lr, history, tolerance
         self.point = start.detach().clone()
         value, gradient = evaluate(self.point)
         self.value, self.gradient = value.detach().clone(), gradient.detach().clone()
@@ -48,6 +51,17 @@ class Descent:
         self.best_value = torch.full_like(self.value, float("inf"))
         self.strayed = torch.zeros_like(self.value, dtype=torch.bool)
         self.reached = torch.zeros_like(self.strayed)
+        (trials, size), zeros = start.shape, self.point.new_zeros
+        self._steps, self._changes = zeros(trials, history, size), zeros(trials, history, size)
+        self._products = zeros(trials, history, history, dtype=torch.float64)
+        """s_i.y_j in the order of the slots"""
+        self._used = torch.zeros(trials, history, dtype=torch.bool, device=start.device)
+        self._slot = torch.zeros(trials, dtype=torch.long, device=start.device)
+        """Where the next pair goes; the oldest lies there, once all slots are used."""
+        self._scale = torch.ones_like(self.value)
+        self._trials = torch.arange(trials, device=start.device)
+        self._offsets = torch.arange(history, device=start.device)
+        self._last = torch.zeros_like(self.point)
         self._book()
 
     @property
@@ -58,17 +72,11 @@ class Descent:
         """One step of every active trial."""
         moving = self.active.unsqueeze(1)
         self.point.copy_(torch.where(moving, self._next(), self.point))
-        value, gradient = self._evaluate(self.point)
-        self._moved(value.detach(), gradient.detach())
-        self.value.copy_(value.detach())
-        self.gradient.copy_(gradient.detach())
+        value, gradient = (tensor.detach() for tensor in self._evaluate(self.point))
+        self._remember(gradient)
+        self.value.copy_(value)
+        self.gradient.copy_(gradient)
         self._book()
-
-    def _next(self) -> Tensor:
-        raise NotImplementedError
-
-    def _moved(self, value: Tensor, gradient: Tensor) -> None:
-        """Told the objective and the gradient of the new point, before they take the place of the old ones."""
 
     def _book(self) -> None:
         better = self.value < self.best_value  # False for NaN
@@ -80,28 +88,6 @@ class Descent:
         self.reached.logical_or_(self.best_value < self._tolerance)
         # Back to where the objective is finite: numbers that are not slow some machines down.
         self.point.copy_(torch.where(finite.unsqueeze(1), self.point, self.best))
-
-
-class BatchedLBFGS(Descent):
-    """Steps of length `lr` along the quasi-Newton direction; the first one is shortened as in torch.optim.LBFGS."""
-
-    def __init__(
-        self, evaluate: Evaluate, start: Tensor, *, lr: float = 1.0, history: int = 100, tolerance: float = 0.0
-    ) -> None:
-        super().__init__(evaluate, start, tolerance=tolerance)
-        trials, size = start.shape
-        self._lr, self._slots = lr, history
-        zeros = self.point.new_zeros
-        self._steps, self._changes = zeros(trials, history, size), zeros(trials, history, size)
-        self._products = zeros(trials, history, history, dtype=torch.float64)
-        """s_i.y_j in the order of the slots"""
-        self._used = torch.zeros(trials, history, dtype=torch.bool, device=start.device)
-        self._slot = torch.zeros(trials, dtype=torch.long, device=start.device)
-        """Where the next pair goes; the oldest lies there, once all slots are used."""
-        self._scale = torch.ones_like(self.value)
-        self._trials = torch.arange(trials, device=start.device)
-        self._offsets = torch.arange(history, device=start.device)
-        self._last = torch.zeros_like(self.point)
 
     def _next(self) -> Tensor:
         direction = self._direction()
@@ -139,7 +125,8 @@ class BatchedLBFGS(Descent):
         placed = torch.zeros_like(weights).scatter(1, order, weights).to(pairs)
         return torch.bmm(placed.unsqueeze(1), pairs).squeeze(1)
 
-    def _moved(self, value: Tensor, gradient: Tensor) -> None:
+    def _remember(self, gradient: Tensor) -> None:
+        """The last step and the change of the gradient along it, if its curvature is positive."""
         change = gradient - self.gradient
         curvature = (change * self._last).sum(1)
         kept = (curvature > LEAST_CURVATURE) & curvature.isfinite() & self.active

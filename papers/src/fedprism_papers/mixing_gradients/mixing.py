@@ -13,39 +13,38 @@ than a blank one; faces are of 158 people.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 from torch import Tensor
 
-import fedprism as fp
 from fedprism.metrics import THRESHOLD_STRICT
 from fedprism_papers.mixing_gradients.accuracy import PRICE, prices
 from fedprism_papers.mixing_gradients.direct import LOSSES, RANDOM
 from fedprism_papers.mixing_gradients.figures import figure
 from fedprism_papers.mixing_gradients.trials import (
+    BEATS_BLANK,
     CLOSE_PIXELS,
     CRITERIA,
     DIGITS,
     FACES,
+    KINDS,
     LOOSE,
     MEASURES,
     MNIST,
     ORDINARY,
-    SEEN,
     SHOWN_TRIALS,
     STRICT,
+    AttackedCase,
     Case,
     Effort,
-    attacked,
-    images,
     loss_name,
     recovered,
 )
 from fedprism_papers.shared.base import Announce, Entry, Outcome, Recipe, Row, Settings
 from fedprism_papers.shared.sheets import contact_sheet
-from fedprism_papers.shared.trials import ResultStore, StoredResult
+from fedprism_papers.shared.trials import Finished, finish
 
 SIZES, QUICK_SIZES = (1, 2, 4, 6), (1, 2)
 WIDTHS, QUICK_WIDTHS = (2, 4, 8, 12, 16, 24), (4, 8)
@@ -61,8 +60,8 @@ BLANK = "a blank image"
 READING = (
     f"The share of trials in which some image of the batch came back: {STRICT} and {LOOSE} are the paper's two "
     "thresholds, 'uncut' on what the optimiser ended with and otherwise on pixels cut to their range, as an attacker "
-    f"would; '{SEEN}' asks for {STRICT} and for a smaller AVD than that of a blank image, {CLOSE_PIXELS} is by pixels "
-    "(20 dB). Any recovered image may be compared with any private one, as in the paper. "
+    f"would; '{BEATS_BLANK}' asks for {STRICT} and for a smaller AVD than that of a blank image, {CLOSE_PIXELS} is "
+    "by pixels (20 dB). Any recovered image may be compared with any private one, as in the paper. "
     f"'{BLANK}': how often a blank image would pass {STRICT}."
 )
 ATTACKERS = (
@@ -115,28 +114,25 @@ def _control(settings: Settings, effort: Effort) -> Iterator[Case]:
 
 
 def run(settings: Settings, announce: Announce) -> Iterator[Row]:
-    store, loaded = ResultStore(settings.finished), dict[str, fp.data.ImageSet]()
     trials = settings.batches or (QUICK_TRIALS if settings.quick else TRIALS)
     costs = dict[tuple[str, int | None, str], dict[str, dict[str, Entry]]]()
     for case in cases(settings):
-        if case.data not in loaded:
-            loaded[case.data] = images(case.data, settings)
-        own, trained = loaded[case.data], (case.data, case.width, case.loss)
+        trained = (case.data, case.width, case.loss)
         if trained not in costs:
-            costs[trained] = prices(*trained, settings, announce, store)
-        key = {"recipe": "mixing", **asdict(case), "trials": trials, "seed": settings.seed, "measures": CRITERIA}
-        result = store.get(key, lambda: attacked(case, own, trials, settings, announce))  # noqa: B023
+            costs[trained] = prices(*trained, settings, announce)
+        result = finish(AttackedCase(case=case, trials=trials, settings=settings), announce)
         yield from rows(case, result, costs[trained])
 
 
-def rows(case: Case, result: StoredResult, prices: Mapping[str, Mapping[str, Entry]]) -> Iterator[Row]:
+def rows(case: Case, result: Finished[AttackedCase], prices: Mapping[str, Mapping[str, Entry]]) -> Iterator[Row]:
     """A line for each kind of labels, with the accuracy where such networks were trained."""
-    for kind, found in result.values.items():
-        entries: dict[str, Entry] = {name: outcome(scored) for name, scored in found.items()}
-        blank = next(iter(found.values()))["blank"]
+    for kind in (kind for kind in KINDS if kind in result.outcome.values):
+        by_attack = result.outcome.values[kind]
+        entries: dict[str, Entry] = {name: outcome(scored) for name, scored in by_attack.items()}
+        blank = next(iter(by_attack.values()))["blank"]
         entries[BLANK] = sum(value < THRESHOLD_STRICT for value in blank) / len(blank)
         picture, caption = (
-            _sorted_by_avd(found, result.tensors) if kind == RANDOM and case.loss == "cross_entropy" else (None, "")
+            _sorted_by_avd(by_attack, result.tensors) if kind == RANDOM and case.loss == "cross_entropy" else (None, "")
         )
         yield Row(
             cell={
@@ -173,11 +169,11 @@ def outcome(scored: Mapping[str, Any]) -> Outcome:
     )
 
 
-def _sorted_by_avd(found: Mapping[str, Any], pictures: Mapping[str, Tensor]) -> tuple[Tensor | None, str]:
+def _sorted_by_avd(by_attack: Mapping[str, Any], pictures: Mapping[str, Tensor]) -> tuple[Tensor | None, str]:
     """Figure 4: what each attack made of the first trials, the smallest AVD first, with the MSE beside it."""
     entries: dict[str, Entry] = {}
     words = list[str]()
-    for name, scored in found.items():
+    for name, scored in by_attack.items():
         pairs = pictures[f"{RANDOM}, {name}"].float() / 255
         order = sorted(range(len(pairs)), key=lambda trial: scored["avd"][trial])
         entries[name] = Outcome(values={}, seconds=(), pictures=(pairs[order, 0], pairs[order, 1]))

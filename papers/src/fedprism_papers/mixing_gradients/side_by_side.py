@@ -1,7 +1,7 @@
 """Gradient matching of many updates in one tensor program: what is small leaves a machine idle when done one by one.
 
-`side_by_side(attack)` is an attack on an observation of several updates, such as `joined` makes of several of them.
-It gives every update what the attack alone would give it, up to rounding and the differences that `solvers.trials`
+`SideBySide(attack=attack)` is an attack on an observation of several updates, such as `joined` makes of several.
+It gives every update what the attack alone would give it, up to rounding and the differences that `matching_trials`
 names, and draws the starts of all of them from one generator. After a reduction it takes all parts at once. There are
 no restarts.
 """
@@ -35,7 +35,7 @@ ONE_BY_ONE = "attack them one by one, with the attack itself"
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class SideBySide(Attack):
-    """Build it with `side_by_side`. At most `memory` bytes are used at a time, as far as one can tell."""
+    """The attack on all updates of an observation at once, in about `memory` bytes at a time."""
 
     attack: GradientMatching
     memory: int = 2**31
@@ -69,11 +69,11 @@ class SideBySide(Attack):
         """All trials, as many at a time as the memory holds."""
         fitting = max(1, min(problem.trials, self.memory // self._bytes_a_trial(problem)))
         attack, together = self.attack, memory.together(fitting)
-        found = list[Trials]()
+        solved = list[Trials]()
         for first in range(0, problem.trials, together):
             part = problem.part(slice(first, first + together))
-            share, passed = len(part.target[0]) / problem.trials, first / problem.trials
-            found.append(
+            fraction, passed = len(part.target[0]) / problem.trials, first / problem.trials
+            solved.append(
                 match_trials(
                     part.gradients_of,
                     part.target,
@@ -81,27 +81,22 @@ class SideBySide(Attack):
                     attack.settings(
                         iterations=attack.iterations,
                         box=problem.box,
-                        progress=lambda step, of, share=share, passed=passed: progress.report(  # type: ignore[misc]
-                            int(of * (passed + share * step / of)), of
+                        progress=lambda step, of, fraction=fraction, passed=passed: progress.report(  # type: ignore[misc]
+                            int(of * (passed + fraction * step / of)), of
                         ),
                     ),
                     label_start=None if start.logits is None else start.logits[first : first + together],
                 )
             )
-        return _joined(found)
+        return _joined(solved)
 
     def _bytes_a_trial(self, problem: _Problem) -> int:
-        """Curvature or moments, parameters with two orders of gradients, and what the layers leave behind."""
+        """Curvature, parameters with two orders of gradients, and what the layers leave behind."""
         optimizer, example = self.attack.optimizer, problem.target[0].element_size()
+        assert isinstance(optimizer, LBFGS)
         pixels = problem.batch * (torch.Size(problem.input_shape).numel() + problem.classes)
-        remembered = 2 * optimizer.history if isinstance(optimizer, LBFGS) else 4
         weights = sum(tensor[0].numel() for tensor in problem.target)
-        return example * ((remembered + 10) * pixels + 6 * weights + 60 * pixels)
-
-
-def side_by_side(attack: GradientMatching, *, memory: int = 2**31) -> SideBySide:
-    """The attack on all updates of an observation at once, `memory` bytes of them at a time."""
-    return SideBySide(attack=attack, memory=memory)
+        return example * ((2 * optimizer.history + 10) * pixels + 6 * weights + 60 * pixels)
 
 
 class _Start(NamedTuple):
@@ -155,6 +150,8 @@ def _problem(attack: GradientMatching, parts: Sequence[Observation]) -> _Problem
         raise NotApplicable(f"side-by-side expects updates of batches of one size, found several; {ONE_BY_ONE}.")
     if attack.starts.restarts > 1:
         raise NotApplicable(f"side-by-side expects an attack without restarts, found {attack!r}; {ONE_BY_ONE}.")
+    if not isinstance(attack.optimizer, LBFGS):
+        raise NotApplicable(f"side-by-side expects an attack with L-BFGS, found {attack!r}; {ONE_BY_ONE}.")
     if attack.batchnorm.pull is not Pull.NONE:
         raise NotApplicable(f"side-by-side expects an attack that pulls no statistics, found {attack!r}; {ONE_BY_ONE}.")
     forwards = [attack.forward(part, part.rounds[0])[0] for part in parts]
@@ -189,16 +186,16 @@ def _changes_only_the_loss(defense: Defense) -> bool:
     return not defense.overrides("on_batch", "on_examples", "on_update")
 
 
-def _joined(found: Sequence[Trials]) -> Trials:
+def _joined(solved: Sequence[Trials]) -> Trials:
     """The trials of several runs, one after the other."""
-    logits = [part.label_logits for part in found if part.label_logits is not None]
+    logits = [part.label_logits for part in solved if part.label_logits is not None]
     return Trials(
-        inputs=torch.cat([part.inputs for part in found]),
+        inputs=torch.cat([part.inputs for part in solved]),
         label_logits=torch.cat(logits) if logits else None,
-        objectives=torch.cat([part.objectives for part in found]),
-        statuses=tuple(status for part in found for status in part.statuses),
-        steps=max(part.steps for part in found),
-        stepping=found[0].stepping,
+        objectives=torch.cat([part.objectives for part in solved]),
+        statuses=tuple(status for part in solved for status in part.statuses),
+        steps=max(part.steps for part in solved),
+        stepping=solved[0].stepping,
     )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +14,14 @@ from torch import Tensor, nn
 import fedprism as fp
 from fedprism.attacks import LBFGS, GradientMatching, mixing_angle, mixing_l2, mixing_orthogonal
 from fedprism.attacks.base import joined
+from fedprism.experiments import Outcome
 from fedprism.metrics import THRESHOLD_LOOSE, THRESHOLD_STRICT, avd, avd_floor, recovery_rate
 from fedprism.metrics.recovery import RecoveryRate
 from fedprism.randomness import generator
 from fedprism_papers.mixing_gradients.direct import EQUAL, LOSSES, RANDOM, Layer, uniform_
-from fedprism_papers.mixing_gradients.side_by_side import side_by_side
-from fedprism_papers.shared.base import Announce, Settings
-from fedprism_papers.shared.trials import StoredResult
+from fedprism_papers.mixing_gradients.side_by_side import SideBySide
+from fedprism_papers.shared.base import Settings
+from fedprism_papers.shared.trials import RecipeTrial
 
 MNIST, FACES, DIGITS = "mnist", "lfw", "digits"
 SIDE, QUICK_SIDE = 32, 16
@@ -30,13 +32,13 @@ THRESHOLD_MSE = 0.01
 """Below it an image counts as recovered by its pixels, 20 dB; the paper decides faces by such a threshold, unnamed."""
 STRICT, LOOSE = f"AVD < {THRESHOLD_STRICT}", f"AVD < {THRESHOLD_LOOSE}"
 UNCUT_STRICT, UNCUT_LOOSE = f"uncut {STRICT}", f"uncut {LOOSE}"
-SEEN, CLOSE_PIXELS = "better than blank", f"MSE < {THRESHOLD_MSE}"
+BEATS_BLANK, CLOSE_PIXELS = "better than blank", f"MSE < {THRESHOLD_MSE}"
 MEASURES = {
     UNCUT_STRICT: ("uncut", THRESHOLD_STRICT),
     UNCUT_LOOSE: ("uncut", THRESHOLD_LOOSE),
     STRICT: ("avd", THRESHOLD_STRICT),
     LOOSE: ("avd", THRESHOLD_LOOSE),
-    SEEN: ("seen", THRESHOLD_STRICT),
+    BEATS_BLANK: ("beats blank", THRESHOLD_STRICT),
     CLOSE_PIXELS: ("mse", THRESHOLD_MSE),
 }
 """What is compared with what: a score of `score_trials`, and the threshold below which the trial succeeded."""
@@ -83,6 +85,7 @@ class Case:
         return network(images, self.width, rng, self.weights)
 
 
+@lru_cache(maxsize=2)
 def images(name: str, settings: Settings, split: str = "test") -> fp.data.ImageSet:
     if name == DIGITS:
         return fp.data.load("digits", size=QUICK_SIDE)
@@ -105,37 +108,57 @@ def network(images: fp.data.ImageSet, width: int | None, rng: torch.Generator, w
     return model if weights == ORDINARY else uniform_(model, rng)
 
 
-def attacked(case: Case, images: fp.data.ImageSet, trials: int, settings: Settings, announce: Announce) -> StoredResult:
-    """For each kind of labels and each attack: AVD and MSE of every trial's best image, and pictures as bytes.
+@dataclass(frozen=True, kw_only=True)
+class AttackedCase(RecipeTrial):
+    """All attacks on all batches of a case; `measures` are the scores that are kept."""
 
-    Trials of all kinds of labels are attacked side by side. A kind that the data has no batch for is left out.
-    """
+    case: Case
+    trials: int
+    measures: tuple[str, ...] = CRITERIA
+
+    @property
+    def title(self) -> str:
+        case = self.case
+        return f"{case.data}, {case.network} {case.width or ''}, {case.loss}, batch of {case.size}"
+
+    def run(self, device: str | None) -> Outcome:
+        return self.done(*attacked(self.case, images(self.case.data, self.settings), self.trials, self.settings))
+
+
+class Recovered(NamedTuple):
+    """Of each kind of labels and each attack the scores of every trial's best image, and pictures as bytes."""
+
+    scores: dict[str, dict[str, Any]]
+    pictures: dict[str, Tensor]
+
+
+def attacked(case: Case, images: fp.data.ImageSet, trials: int, settings: Settings) -> Recovered:
+    """Trials of all kinds of labels, attacked side by side. A kind that the data has no batch for is left out."""
     drawn = {kind: _observed(case, kind, images, trials, settings) for kind in KINDS}
     drawn = {kind: pairs for kind, pairs in drawn.items() if pairs}
-    seen = [observation for pairs in drawn.values() for observation, _ in pairs]
+    observations = [observation for pairs in drawn.values() for observation, _ in pairs]
     truths = [truth for pairs in drawn.values() for _, truth in pairs]
     cell: dict[str, Any] = {kind: {} for kind in drawn}
     pictures: dict[str, Tensor] = {}
-    for name, preset in ATTACKS.items() if seen else ():
-        announce(f"{case.data}, {case.network} {case.width or ''}, {case.loss}, batch of {case.size}: {name}")
+    for name, preset in ATTACKS.items() if observations else ():
         attack, start = case.effort.of(preset()), time.perf_counter()
-        found = fp.run(side_by_side(attack), joined(seen), seed=settings.seed, device=settings.device)
+        answer = fp.run(SideBySide(attack=attack), joined(observations), seed=settings.seed, device=settings.device)
         seconds = time.perf_counter() - start
-        assert found.inputs is not None
-        shape = (len(truths), case.size, *found.tensor.shape[1:])
+        assert answer.inputs is not None
+        shape = (len(truths), case.size, *answer.tensor.shape[1:])
         sources = torch.stack([truth.tensor for truth in truths])
-        scored = score_trials(found.tensor.view(shape), sources, found.diagnostics["starts"].view(shape))
+        scored = score_trials(answer.tensor.view(shape), sources, answer.diagnostics["starts"].view(shape))
         for number, kind in enumerate(drawn):
-            own = slice(number * trials, (number + 1) * trials)
+            rows = slice(number * trials, (number + 1) * trials)
             cell[kind][name] = {
-                **{metric: values[own].tolist() for metric, values in scored.items() if values.dim() == 1},
-                "statuses": found.diagnostics["statuses"][own],
+                **{metric: values[rows].tolist() for metric, values in scored.items() if values.dim() == 1},
+                "statuses": answer.diagnostics["statuses"][rows],
                 "seconds": seconds / len(truths),
                 "settings": repr(attack),
             }
-            shown = scored["pictures"][own][:SHOWN_TRIALS].cpu().clamp(0, 1)
+            shown = scored["pictures"][rows][:SHOWN_TRIALS].cpu().clamp(0, 1)
             pictures[f"{kind}, {name}"] = (shown * 255).round().to(torch.uint8)
-    return StoredResult(cell, pictures)
+    return Recovered(cell, pictures)
 
 
 def _observed(
@@ -153,17 +176,17 @@ def _observed(
     return pairs
 
 
-def score_trials(found: Tensor, sources: Tensor, starts: Tensor) -> dict[str, Tensor]:
+def score_trials(recovered: Tensor, sources: Tensor, starts: Tensor) -> dict[str, Tensor]:
     """Of each trial the best image, by every measure: all (trials, batch, channels, height, width) -> (trials,) each.
 
     As in the paper any recovered image may be compared with any private one. "avd" is the smallest distance once pixels
     are cut to [0, 1], "uncut" that of what the optimiser ended with, "blank" what a blank image would get in place of
-    the former, "seen" the smallest distance that beats that of a blank image (infinite where none does), "mse" the
+    the former, "beats blank" the smallest distance that beats that of a blank image (infinite if none does), "mse" the
     smallest mean squared error and "mse of avd" that of the pair of the smallest AVD, which "pictures" (trials, 2, ...)
     shows, the original first.
     """
-    trials, size, *shape = found.shape
-    uncut = found.unsqueeze(2).expand(-1, -1, size, *shape)
+    trials, size, *shape = recovered.shape
+    uncut = recovered.unsqueeze(2).expand(-1, -1, size, *shape)
     theirs = sources.unsqueeze(1).expand_as(uncut)
     noise = starts.unsqueeze(2).expand_as(uncut)
     pairs = [images.reshape(-1, *shape) for images in (uncut.clamp(0, 1), theirs, noise)]
@@ -178,7 +201,7 @@ def score_trials(found: Tensor, sources: Tensor, starts: Tensor) -> dict[str, Te
         "avd": least,
         "uncut": before.min(1).values,
         "blank": blank[rows, where],
-        "seen": torch.where(distance < blank, distance, float("inf")).min(1).values,
+        "beats blank": torch.where(distance < blank, distance, float("inf")).min(1).values,
         "mse": error.min(1).values,
         "mse of avd": error[rows, where],
         "pictures": torch.stack(best, dim=1),

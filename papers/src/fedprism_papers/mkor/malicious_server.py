@@ -21,7 +21,7 @@ from fedprism.runtime import devices
 from fedprism.solvers.windows import interpolated_midpoint, softened_midpoint
 from fedprism_papers.mkor.noise import WithNoise, noised
 from fedprism_papers.shared.base import Settings
-from fedprism_papers.shared.cells import Attacked
+from fedprism_papers.shared.cells import Attacked, AttackTrial
 from fedprism_papers.shared.measuring import ANSWERED, PSNR, SHOWN_IMAGES, Scores
 from fedprism_papers.shared.victims import equal_parts
 
@@ -117,14 +117,16 @@ class ChosenParameters(Attacked):
         if len(clients) > 1:
             threat = replace(threat, sees="aggregate")
         seed = settings.seed + number
-        seen, truth = fp.simulate(scenario, threat, seed=seed, server=server, device=settings.device)
-        return (noised(seen, self.noise, generator(seed, "noise")) if self.noise else seen), truth
+        observation, truth = fp.simulate(scenario, threat, seed=seed, server=server, device=settings.device)
+        if self.noise:
+            observation = noised(observation, self.noise, generator(seed, "noise"))
+        return observation, truth
 
-    def score(self, attack: Attack, answer: fp.Reconstruction, truth: fp.Truth, settings: Settings) -> Scores:
-        ours, theirs, rows = by_class(answer, truth) if isinstance(attack, Mkor) else assigned(answer, truth)
+    def score(self, trial: AttackTrial, answer: fp.Reconstruction, truth: fp.Truth) -> Scores:
+        ours, theirs, rows = by_class(answer, truth) if isinstance(trial.attack, Mkor) else assigned(answer, truth)
         values = {ANSWERED: len(ours) / len(truth.inputs)}
         if len(ours):
-            place = devices.pick(settings.device)
+            place = devices.pick(trial.settings.device)
             decibels, similar = (metric(ours.to(place), theirs.to(place)) for metric in (psnr, ssim))
             values |= {PSNR: float(decibels.mean()), BEST_PSNR: float(decibels.max())}
             values |= {SSIM: float(similar.mean()), BEST_SSIM: float(similar.max())}
@@ -138,28 +140,30 @@ class ChosenParameters(Attacked):
         return Scores(values, {"originals": truth.tensor[:SHOWN_IMAGES].clone(), "recovered": recovered})
 
 
-def assigned(found: fp.Reconstruction, truth: fp.Truth) -> tuple[Tensor, Tensor, list[int]]:
+def assigned(answer: fp.Reconstruction, truth: fp.Truth) -> tuple[Tensor, Tensor, list[int]]:
     """Answers beside the private images they are assigned to, and which of all these are."""
-    if found.inputs is None or not len(found.inputs):
+    if answer.inputs is None or not len(answer.inputs):
         return truth.tensor[:0], truth.tensor[:0], []
-    matched = fp.match(found, truth)
+    matched = fp.match(answer, truth)
     rows = [number for number, row in enumerate(matched.rows) if row is not None]
     return matched.recovered[rows], matched.truth[rows], rows
 
 
-def by_class(found: fp.Reconstruction, truth: fp.Truth) -> tuple[Tensor, Tensor, list[int]]:
+def by_class(answer: fp.Reconstruction, truth: fp.Truth) -> tuple[Tensor, Tensor, list[int]]:
     """The same, but each answer only with images of its own class: it says for which class it is."""
-    assert found.inputs is not None
-    assert found.labels is not None
+    assert answer.inputs is not None
+    assert answer.labels is not None
     ours, theirs, rows = [truth.tensor[:0]], [truth.tensor[:0]], list[int]()
-    for label in sorted(set(found.labels.tolist())):
-        own = (truth.labels == label).nonzero().flatten()
-        part = replace(truth, inputs=truth.inputs[own], labels=truth.labels[own], owners=tuple(["client"] * len(own)))
-        if len(own):
-            image, original, chosen = assigned(replace(found, inputs=found.inputs[found.labels == label]), part)
+    for label in sorted(set(answer.labels.tolist())):
+        members = (truth.labels == label).nonzero().flatten()
+        part = replace(
+            truth, inputs=truth.inputs[members], labels=truth.labels[members], owners=("client",) * len(members)
+        )
+        if len(members):
+            image, original, chosen = assigned(replace(answer, inputs=answer.inputs[answer.labels == label]), part)
             ours.append(image)
             theirs.append(original)
-            rows += own[chosen].tolist()
+            rows += members[chosen].tolist()
     return torch.cat(ours), torch.cat(theirs), rows
 
 

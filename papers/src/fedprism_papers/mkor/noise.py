@@ -41,9 +41,9 @@ class WithNoise:
 
 def noised(observation: Observation, noise: float, rng: torch.Generator) -> Observation:
     """The update with Gaussian noise, as large in each tensor as this part of its standard deviation."""
-    seen = observation.rounds[0]
+    sent = observation.rounds[0]
     update = {
         name: tensor + noise * tensor.std(correction=0) * torch.randn(tensor.shape, generator=rng)
-        for name, tensor in seen.update.items()
+        for name, tensor in sent.update.items()
     }
-    return replace(observation, rounds=(replace(seen, update=update),))
+    return replace(observation, rounds=(replace(sent, update=update),))

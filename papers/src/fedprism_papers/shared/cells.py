@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,21 +11,15 @@ from torch import Tensor
 
 import fedprism as fp
 from fedprism.attacks import Attack
-from fedprism.errors import out_of_memory
+from fedprism.errors import about_memory
+from fedprism.experiments import Judgement, Setting, Trial, summarised
+from fedprism.experiments import Outcome as TrialOutcome
 from fedprism_papers.shared.base import Announce, Entry, Outcome, Settings
 from fedprism_papers.shared.measuring import Scores, require_lpips
-from fedprism_papers.shared.trials import StoredResult, Trial, run_trials
+from fedprism_papers.shared.trials import Finished, RecipeTrial, finished, packed
 
 OUT_OF_MEMORY = "out of memory"
 NOT_APPLICABLE = "does not apply"
-
-
-class Measurement(NamedTuple):
-    """What a method made of one batch."""
-
-    scores: Scores
-    seconds: float
-    status: str
 
 
 class Attacked(ABC):
@@ -40,18 +33,16 @@ class Attacked(ABC):
         """What the server sent to the clients: attacks for which it is the same share an update."""
         return ""
 
+    def first_stage(self, attack: Attack) -> Attack:
+        """What is run on the update; the rest of the attack, if any, is up to `score`."""
+        return attack
+
     @abstractmethod
     def observe(self, attack: Attack, number: int, settings: Settings) -> tuple[fp.Observation, Any]:
         """What the server sees of batch `number`, and what answers are compared with."""
 
     @abstractmethod
-    def score(self, attack: Attack, answer: fp.Reconstruction, truth: Any, settings: Settings) -> Scores: ...
-
-    def measure(self, attack: Attack, observation: fp.Observation, truth: Any, settings: Settings) -> Measurement:
-        start = time.perf_counter()
-        answer = fp.run(attack, observation, seed=settings.seed, device=settings.device)
-        seconds = time.perf_counter() - start  # the result lies on the CPU: a GPU has been waited for
-        return Measurement(self.score(attack, answer, truth, settings), seconds, str(answer.status))
+    def score(self, trial: AttackTrial, answer: fp.Reconstruction, truth: Any) -> Scores: ...
 
     def details(self, tensors: Sequence[Mapping[str, Tensor]]) -> dict[str, object]:
         """What else is said of all batches of a method, from the tensors of each."""
@@ -77,45 +68,8 @@ class Outcomes(NamedTuple):
     """Why a method has no numbers."""
 
 
-def attack_cell(
-    attacked: Attacked, methods: Mapping[str, Attack], settings: Settings, announce: Announce, title: str
-) -> Outcomes:
-    """What each method makes of it, one after the other."""
-    return next(attack_cells([TableCell(attacked, methods, title)], replace(settings, workers=None), announce))
-
-
-def attack_cells(cells: Sequence[TableCell], settings: Settings, announce: Announce) -> Iterator[Outcomes]:
-    """What each method makes of each cell. A method that runs out of memory or does not apply is left at that word."""
-    if any(cell.attacked.needs_lpips for cell in cells):
-        require_lpips(settings)
-    results: list[dict[str, dict[int, StoredResult]]] = [{name: {} for name in cell.methods} for cell in cells]
-    failed: list[dict[str, StoredResult]] = [{} for _ in cells]
-
-    def trials() -> Iterator[Trial]:
-        for place, cell in enumerate(cells):
-            for number in range(cell.attacked.batches):
-                for name, attack in cell.methods.items():
-                    if name not in failed[place] and number < cell.batches(name):
-                        yield AttackTrial(cell.attacked, place, number, name, attack, cell.title)
-
-    def finished(place: int) -> bool:
-        counts = {name: len(done) for name, done in results[place].items()}
-        return all(name in failed[place] or count == cells[place].batches(name) for name, count in counts.items())
-
-    next_place = 0
-    for trial, result in run_trials(trials(), settings, announce):
-        assert isinstance(trial, AttackTrial)
-        if "failed" in result.values:
-            failed[trial.place][trial.name] = result
-        else:
-            results[trial.place][trial.name][trial.number] = result
-        while next_place < len(cells) and finished(next_place):
-            yield _outcomes(cells[next_place], results[next_place], failed[next_place])
-            next_place += 1
-
-
-@dataclass(frozen=True)
-class AttackTrial(Trial):
+@dataclass(frozen=True, kw_only=True)
+class AttackTrial(RecipeTrial):
     """One method on one batch; `place` is the cell's in the table."""
 
     attacked: Attacked
@@ -133,33 +87,83 @@ class AttackTrial(Trial):
     def effort(self) -> float:
         return float(self.attacked.size)
 
-    def run(self, settings: Settings) -> StoredResult:
-        try:
-            observation, truth = _observed(self.attacked, self.attack, self.number, settings)
-            scores, seconds, status = self.attacked.measure(self.attack, observation, truth, settings)
-        except fp.NotApplicable as reason:
-            return StoredResult({"failed": NOT_APPLICABLE, "reason": str(reason)}, {})
-        except Exception as error:
-            if not out_of_memory(error) or (settings.workers or 1) > 1:  # alone there may be enough
-                raise
-            return StoredResult({"failed": OUT_OF_MEMORY}, {})
-        return StoredResult({"values": scores.values, "seconds": seconds, "status": status}, scores.tensors)
+    def run(self, device: str | None) -> TrialOutcome:
+        trial = Trial(
+            key=self.key,
+            description=self.description,
+            setting=lambda _: Setting(observation=self.observed()[0]),
+            attack=self.attacked.first_stage(self.attack),
+            seed=self.settings.seed,
+            scoring=lambda: self,
+        )
+        return trial.run(device)
+
+    def judge(self, setting: Setting, answer: fp.Reconstruction) -> Judgement:
+        """The recipe's own scores, one mean of the batch for each metric."""
+        scores = self.attacked.score(self, answer, self.observed()[1])
+        means = summarised({metric: (value,) for metric, value in scores.values.items()})
+        return Judgement(means, tensors=packed(scores.tensors), seconds=scores.seconds)
+
+    def observed(self) -> tuple[fp.Observation, Any]:
+        """What the server sees, and what answers are compared with."""
+        key = (self.attacked, self.attacked.sent(self.attack), self.number, self.settings)
+        if not _last or _last[0][0] != key:
+            _last.clear()  # two of them need not fit into memory
+            _last.append((key, self.attacked.observe(self.attack, self.number, self.settings)))
+        return _last[0][1]
 
 
 _last: list[tuple[tuple[object, ...], tuple[fp.Observation, Any]]] = []
 """The last observation: the same for every method, one after the other."""
 
 
-def _observed(attacked: Attacked, attack: Attack, number: int, settings: Settings) -> tuple[fp.Observation, Any]:
-    key = (attacked, attacked.sent(attack), number, settings)
-    if not _last or _last[0][0] != key:
-        _last.clear()  # two of them need not fit into memory
-        _last.append((key, attacked.observe(attack, number, settings)))
-    return _last[0][1]
+def attack_cell(
+    attacked: Attacked, methods: Mapping[str, Attack], settings: Settings, announce: Announce, title: str
+) -> Outcomes:
+    """What each method makes of it, one after the other."""
+    return next(attack_cells([TableCell(attacked, methods, title)], replace(settings, workers=None), announce))
+
+
+def attack_cells(cells: Sequence[TableCell], settings: Settings, announce: Announce) -> Iterator[Outcomes]:
+    """What each method makes of each cell. A method that runs out of memory or does not apply is left at that word."""
+    if any(cell.attacked.needs_lpips for cell in cells):
+        require_lpips(settings)
+    results: list[dict[str, dict[int, Finished[AttackTrial]]]] = [{name: {} for name in cell.methods} for cell in cells]
+    failed: list[dict[str, TrialOutcome]] = [{} for _ in cells]
+
+    def trials() -> Iterator[AttackTrial]:
+        for place, cell in enumerate(cells):
+            for number in range(cell.attacked.batches):
+                for name, attack in cell.methods.items():
+                    if name not in failed[place] and number < cell.batches(name):
+                        yield AttackTrial(
+                            settings=settings,
+                            attacked=cell.attacked,
+                            place=place,
+                            number=number,
+                            name=name,
+                            attack=attack,
+                            about=cell.title,
+                        )
+
+    def complete(place: int) -> bool:
+        counts = {name: len(done) for name, done in results[place].items()}
+        return all(name in failed[place] or count == cells[place].batches(name) for name, count in counts.items())
+
+    next_place = 0
+    for result in finished(trials(), settings, announce, allowed=True):
+        trial = result.trial
+        if result.outcome.record is None:
+            failed[trial.place][trial.name] = result.outcome
+        else:
+            results[trial.place][trial.name][trial.number] = result
+        while next_place < len(cells) and complete(next_place):
+            yield _outcomes(cells[next_place], results[next_place], failed[next_place])
+            next_place += 1
 
 
 def _outcomes(
-    cell: TableCell, results: Mapping[str, Mapping[int, StoredResult]], failed: Mapping[str, StoredResult]
+    cell: TableCell, results: Mapping[str, Mapping[int, Finished[AttackTrial]]], failed: Mapping[str, TrialOutcome]
 ) -> Outcomes:
     entries: dict[str, Entry] = {}
     notes: list[str] = []
@@ -167,20 +171,21 @@ def _outcomes(
         if name not in failed:
             in_order = [results[name][number] for number in range(cell.batches(name))]
             entries[name] = _outcome(cell.attacked, attack, in_order)
-            continue
-        values = failed[name].values
-        entries[name] = str(values["failed"])
-        if "reason" in values:
-            notes.append(f"{cell.title}, {name}: {values['reason']}")
+        elif about_memory(failed[name].reason):
+            entries[name] = OUT_OF_MEMORY
+        else:
+            entries[name] = NOT_APPLICABLE
+            notes.append(f"{cell.title}, {name}: {failed[name].reason}")
     return Outcomes(entries, tuple(notes))
 
 
-def _outcome(attacked: Attacked, attack: Attack, results: Sequence[StoredResult]) -> Outcome:
+def _outcome(attacked: Attacked, attack: Attack, results: Sequence[Finished[AttackTrial]]) -> Outcome:
+    records = [result.outcome.record for result in results if result.outcome.record is not None]
     first = results[0].tensors
     return Outcome(
-        values=by_metric([result.values["values"] for result in results]),
-        seconds=tuple(result.values["seconds"] for result in results),
-        statuses=tuple(result.values["status"] for result in results),
+        values=by_metric([record.scores["means"] for record in records if record.scores is not None]),
+        seconds=tuple(result.outcome.attack_seconds or 0.0 for result in results),
+        statuses=tuple(record.status for record in records),
         settings=repr(attack),
         details=attacked.details([result.tensors for result in results]),
         pictures=(first["originals"], first["recovered"]) if "originals" in first else None,

@@ -65,7 +65,7 @@ def points(
 ) -> Drawing:
     """Points in the plane, one colour a series; `joined` by a line from left to right."""
     right, bottom = LEFT + PLOT_WIDTH, TOP + PLOT_HEIGHT
-    everything = [point for own in series.values() for point in own]
+    everything = [point for curve in series.values() for point in curve]
     across = _Axis([a for a, _ in everything], LEFT, right, log=log_x)
     upward = _Axis([b for _, b in everything], bottom, TOP, log=log_y)
     parts = [_text(LEFT, 18, title, bold=True)]
@@ -75,8 +75,8 @@ def points(
     for value in upward.ticks():
         place = upward.place(value)
         parts += [_line(LEFT, place, right, place, RULE), _text(LEFT - 6, place + 4, f"{value:g}", anchor="end")]
-    for number, own in enumerate(series.values()):
-        places = [(across.place(a), upward.place(b)) for a, b in (sorted(own) if joined else own)]
+    for number, curve in enumerate(series.values()):
+        places = [(across.place(a), upward.place(b)) for a, b in (sorted(curve) if joined else curve)]
         if joined:
             parts.append(_polyline(places, _colour(number), 2))
         parts += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="4" fill="{_colour(number)}"/>' for a, b in places]
@@ -91,10 +91,10 @@ def bars(title: str, groups: Mapping[str, Mapping[str, Rate]]) -> Drawing:
     bar, gap, tall = 13, 22, 130
     wide = len(groups) * (bar * len(series) + gap)
     parts = [_text(LEFT, 18, title, bold=True)]
-    for share in (0.0, 0.5, 1.0):
-        height = TOP + tall * (1 - share)
+    for rate in (0.0, 0.5, 1.0):
+        height = TOP + tall * (1 - rate)
         parts.append(_line(LEFT, height, LEFT + wide, height, RULE))
-        parts.append(_text(LEFT - 6, height + 4, f"{share:.0%}", anchor="end"))
+        parts.append(_text(LEFT - 6, height + 4, f"{rate:.0%}", anchor="end"))
     for number, (group, rates) in enumerate(groups.items()):
         left = LEFT + gap / 2 + number * (bar * len(series) + gap)
         parts.append(_text(left + bar * len(series) / 2, TOP + tall + 18, group, anchor="middle"))
@@ -160,15 +160,15 @@ def histograms(
     parts = [_text(LEFT, 18, title, bold=True)]
     for number, (name, panel) in enumerate(panels.items()):
         left, top = LEFT + (number % columns) * (wide + aside), TOP + 14 + (number // columns) * (tall + gap)
-        highest = max((share for shares in panel.values() for share in shares), default=0.0) or 1.0
+        highest = max((part for heights in panel.values() for part in heights), default=0.0) or 1.0
         parts += [_text(left, top - 5, name), _line(left, top + tall, left + wide, top + tall, RULE)]
-        for share in (0.0, 0.5, 1.0):
-            value = ends[0] + share * (ends[1] - ends[0])
-            parts.append(_text(left + wide * share, top + tall + 14, f"{value:g}", anchor="middle"))
-        for line, shares in panel.items():
+        for fraction in (0.0, 0.5, 1.0):
+            value = ends[0] + fraction * (ends[1] - ends[0])
+            parts.append(_text(left + wide * fraction, top + tall + 14, f"{value:g}", anchor="middle"))
+        for line, heights in panel.items():
             places = [
-                (left + wide * (place + 0.5) / len(shares), top + tall * (1 - share / highest))
-                for place, share in enumerate(shares)
+                (left + wide * (place + 0.5) / len(heights), top + tall * (1 - height / highest))
+                for place, height in enumerate(heights)
             ]
             parts.append(_polyline(places, _colour(series.index(line)), 1.5))
     right = LEFT + columns * (wide + aside)
@@ -221,10 +221,10 @@ def _colour(number: int) -> str:
     return COLOURS[number % len(COLOURS)]
 
 
-def _shade(share: float) -> str:
+def _shade(rate: float) -> str:
     """From white to the first colour of the charts."""
     first = [int(COLOURS[0][place : place + 2], 16) for place in (1, 3, 5)]
-    return "#" + "".join(f"{round(255 + share * (level - 255)):02x}" for level in first)
+    return "#" + "".join(f"{round(255 + rate * (level - 255)):02x}" for level in first)
 
 
 def _text(x: float, y: float, words: str, *, anchor: str = "start", bold: bool = False, ink: str = INK) -> str:

@@ -22,10 +22,14 @@ SHOWN_IMAGES = 8
 
 
 class Scores(NamedTuple):
-    """Of one batch: a mean for every metric, and tensors that are kept, such as "originals" and "recovered" images."""
+    """Of one batch: a mean for every metric, and tensors that are kept, such as "originals" and "recovered" images.
+
+    seconds: what was still left to do of the attack.
+    """
 
     values: dict[str, float]
     tensors: dict[str, Tensor]
+    seconds: float = 0.0
 
 
 def score_images(answer: fp.Reconstruction, truth: fp.Truth, settings: Settings) -> Scores:

@@ -15,11 +15,11 @@ from rich import box
 from rich.table import Table
 from torch import Tensor
 
+from fedprism.experiments import ResultStore
 from fedprism.files import json_text, pictures, publishing
 from fedprism.runtime import devices
 from fedprism_papers.shared.base import Announce, Entry, Outcome, Recipe, Row, Settings
 from fedprism_papers.shared.sheets import contact_sheet
-from fedprism_papers.shared.trials import ResultStore
 
 ABSENT = "–"
 STALE = ("table.md", "results.json", "run.json", "figure.svg", "recipe-*.png")
@@ -60,7 +60,7 @@ def carry_out(recipe: Recipe, settings: Settings, folder: Path, announce: Announ
         rows.append(row)
         publish(complete=False)
     publish(complete=True)
-    ResultStore(settings.finished).clear()
+    ResultStore(folder / FINISHED).clear()
     return rows
 
 

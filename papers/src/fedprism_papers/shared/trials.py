@@ -1,89 +1,34 @@
-"""Trials of a recipe: computed once, several at a time where asked for, and kept so that a stopped run goes on."""
+"""Trials of a recipe: run and kept as all experiments are, so that a stopped run continues from what is finished."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import re
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from tempfile import TemporaryDirectory
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
 from fedprism import __version__
 from fedprism.errors import FedprismError, about_memory
-from fedprism.files.tensors import write_bytes
-from fedprism.runtime.executors import Failure, Processes
+from fedprism.experiments import Outcome, ResultStore, run_trials
+from fedprism.experiments.outcome import identity
+from fedprism.runtime.executors import Processes
 from fedprism_papers.shared.base import Announce, Settings
 
 DECISIVE_SETTINGS = ("seed", "quick", "iterations", "batches", "inverted")
-"""Settings that a trial's result depends on."""
-FILE_NAME = re.compile(r"\.?[0-9a-f]{20}\.safetensors.*")
-"""Of a stored result, and of one that a stop left half-written."""
+"""Settings that a trial's outcome depends on."""
 
 
-class StoredResult(NamedTuple):
-    """What came of a trial: what JSON can hold, and tensors."""
-
-    values: dict[str, Any]
-    tensors: dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class ResultStore:
-    """One file per result, found by everything that determines the result. Without a folder nothing is kept."""
-
-    folder: Path | None
-
-    def get(self, key: Mapping[str, object], make: Callable[[], StoredResult]) -> StoredResult:
-        """The result as it was made, now or in an earlier run; a damaged one is made again."""
-        if self.folder is None:
-            return make()
-        text = json.dumps({**key, "versions": [__version__, str(torch.__version__)]}, sort_keys=True, default=str)
-        path = self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:20]}.safetensors"
-        stored = _read(path, text)
-        if stored is None:
-            values, tensors = make()
-            kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-            # Through JSON also where it is new, so that a run that goes on gives what one in a single go does.
-            stored = StoredResult(json.loads(json.dumps(values)), kept)
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_bytes(path, save(kept, {"key": text, "values": json.dumps(values)}))
-        return stored
-
-    def clear(self) -> None:
-        """Forget everything, so that the next run computes it anew; files of others stay."""
-        if self.folder is None or not self.folder.is_dir():
-            return
-        for path in self.folder.iterdir():
-            if FILE_NAME.fullmatch(path.name):
-                path.unlink(missing_ok=True)
-        with suppress(OSError):  # not empty
-            self.folder.rmdir()
-
-
-def _read(path: Path, key: str) -> StoredResult | None:
-    try:
-        with safe_open(path, "pt") as file:
-            about = file.metadata() or {}
-            if about.get("key") != key:
-                return None
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return StoredResult(json.loads(about["values"]), tensors)
-    except (OSError, SafetensorError, ValueError, KeyError):
-        return None
-
-
-class Trial(ABC):
+@dataclass(frozen=True, kw_only=True)
+class RecipeTrial:
     """Something that can be computed by itself. Its `repr` says which one it is, and a process can be sent it."""
+
+    settings: Settings = field(repr=False)
 
     @property
     @abstractmethod
@@ -95,35 +40,100 @@ class Trial(ABC):
         """How long it takes, beside other trials: where several run at a time, the longest are begun first."""
         return 1.0
 
+    @property
+    def description(self) -> Mapping[str, str]:
+        """Everything that decides the outcome."""
+        decisive = {name: repr(getattr(self.settings, name)) for name in DECISIVE_SETTINGS}
+        return {"trial": repr(self), **decisive, "versions": f"{__version__}, {torch.__version__}"}
+
+    @property
+    def key(self) -> str:
+        return identity(self.description)
+
     @abstractmethod
-    def run(self, settings: Settings) -> StoredResult: ...
+    def run(self, device: str | None) -> Outcome: ...
+
+    def done(
+        self, values: Mapping[str, Any], tensors: Mapping[str, Tensor], attack_seconds: float | None = None
+    ) -> Outcome:
+        """The outcome of this trial, if it is no attack with a record."""
+        return Outcome(
+            key=self.key,
+            description=self.description,
+            state="done",
+            values={**values, "tensors": sorted(tensors)},
+            tensors=packed(tensors),
+            attack_seconds=attack_seconds,
+        )
 
 
-def run_trials(trials: Iterable[Trial], settings: Settings, announce: Announce) -> Iterator[tuple[Trial, StoredResult]]:
-    """Each trial with its result, as they are ready: in their order, unless several run at a time.
+AnyTrial = TypeVar("AnyTrial", bound=RecipeTrial)
 
-    One at a time, the next trial is asked for when the last one is done. What runs out of memory beside others is run
-    again when they are done, alone.
+
+class Finished(NamedTuple, Generic[AnyTrial]):
+    """A trial with its outcome, as the store has it, and the tensors it kept."""
+
+    trial: AnyTrial
+    outcome: Outcome
+    tensors: Mapping[str, Tensor]
+
+
+def packed(tensors: Mapping[str, Tensor]) -> bytes:
+    return save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
+
+
+def earlier_tensors(trial: RecipeTrial) -> Mapping[str, Tensor] | None:
+    """What a trial of the same run kept, if that is finished and lies in a folder."""
+    store = ResultStore(trial.settings.finished, samples_needed=True) if trial.settings.finished is not None else None
+    return store.samples(trial.key) if store is not None and store.finished(trial.key) else None
+
+
+def finished(
+    trials: Iterable[AnyTrial], settings: Settings, announce: Announce, *, allowed: bool = False
+) -> Iterator[Finished[AnyTrial]]:
+    """Each trial with its outcome, as they are ready: in their order, unless several run at a time.
+
+    One at a time, the next trial is asked for when the last one is done. One that came to nothing ends the recipe, but
+    for those that do not apply or need too much memory if these are `allowed`.
     """
-    if (settings.workers or 1) > 1:
-        queue, trials = sorted(trials, key=lambda trial: -trial.effort), list[Trial]()
-        announce(f"{len(queue)} trials, {settings.workers} at a time")
-        results = Processes(workers=settings.workers).run(partial(run_trial, settings=settings), queue)
-        for done, (number, result) in enumerate(results, start=1):
-            trial = queue[number]
-            if not isinstance(result, Failure):
-                yield trial, result
-            elif about_memory(result.reason):
-                trials.append(trial)
-            else:
-                raise FedprismError(f"{trial.title}: {result.reason}")
-            announce(f"{done} of {len(queue)} trials, {settings.workers} at a time; last: {trial.title}")
-    for trial in trials:
-        announce(trial.title)
-        yield trial, run_trial(trial, replace(settings, workers=None))
+    with TemporaryDirectory() as scratch:
+        store = ResultStore(settings.finished or Path(scratch), samples_needed=True)
+        store.prepare()
+        for trial in _run(trials, store, settings, announce):
+            outcome = store.get(trial.key)
+            if outcome.state != "done" and not (
+                allowed and (outcome.state == "skipped" or about_memory(outcome.reason))
+            ):
+                raise FedprismError(f"{trial.title}: {outcome.reason}")
+            yield Finished(trial, outcome, store.samples(trial.key) or {})
 
 
-def run_trial(trial: Trial, settings: Settings) -> StoredResult:
-    """The trial's result, from now or from an earlier run."""
-    key = {"trial": repr(trial), **{name: getattr(settings, name) for name in DECISIVE_SETTINGS}}
-    return ResultStore(settings.finished).get(key, lambda: trial.run(settings))
+def finish(trial: AnyTrial, announce: Announce) -> Finished[AnyTrial]:
+    """One trial with its outcome."""
+    return next(finished([trial], replace(trial.settings, workers=None), announce))
+
+
+def _run(trials: Iterable[AnyTrial], store: ResultStore, settings: Settings, announce: Announce) -> Iterator[AnyTrial]:
+    """Trials as their outcomes lie in the store."""
+    if (settings.workers or 1) == 1:
+        for trial in trials:
+            announce(trial.title)
+            list(run_trials([trial], store, _Here(), device=settings.device))
+            yield trial
+        return
+    queue = sorted(trials, key=lambda trial: -trial.effort)
+    left = {trial.key: trial for trial in queue if not store.finished(trial.key)}
+    yield from (trial for trial in queue if trial.key not in left)
+    announce(f"{len(left)} trials, {settings.workers} at a time")
+    outcomes = run_trials(list(left.values()), store, Processes(workers=settings.workers), device=settings.device)
+    for done, outcome in enumerate(outcomes, start=1):
+        trial = left[outcome.key]
+        yield trial
+        announce(f"{done} of {len(left)} trials, {settings.workers} at a time; last: {trial.title}")
+
+
+class _Here:
+    """Runs in this process and lets errors that nobody expected end the recipe."""
+
+    def run(self, function: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+        return enumerate(map(function, tasks))

@@ -21,14 +21,11 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import NamedTuple, TypeAlias
 
-import torch
-
 from fedprism import metrics
 from fedprism.attacks import Attack
 from fedprism.checks import row, whole
 from fedprism.errors import BadInput
-from fedprism.evaluation.scoring import score
-from fedprism.runner import run
+from fedprism.experiments import Scoring, Setting, Trial, run_trial
 from fedprism.runtime import progress
 from fedprism.simulation.federation import simulate
 from fedprism.simulation.scenario import Scenario
@@ -45,7 +42,7 @@ class Range(NamedTuple):
     high: float
 
 
-class Trial(NamedTuple):
+class Attempt(NamedTuple):
     values: Weights
     score: float
     """NaN where the attack came to nothing."""
@@ -57,7 +54,7 @@ class Tuning:
 
     values: Weights
     score: float
-    trials: tuple[Trial, ...] = field(repr=False)
+    trials: tuple[Attempt, ...] = field(repr=False)
 
 
 def tune(
@@ -70,7 +67,7 @@ def tune(
     metric: str = "psnr",
     trials: int = 20,
     seed: int = 0,
-    device: str | torch.device | None = None,
+    device: str | None = None,
 ) -> Tuning:
     """The weights with which the attack best recovers the rehearsal's data, which is the attacker's own.
 
@@ -80,8 +77,18 @@ def tune(
     observation, truth = simulate(rehearsal, threat, seed=seed, device=device)
 
     def judged(values: Weights) -> float:
-        found = run(make(values), observation, seed=seed, device=device)
-        return score(found, truth, metrics=(metric,)).mean(metric)
+        trial = Trial(
+            key=repr(values),
+            setting=lambda _: Setting(observation=observation, truth=truth),
+            attack=make(values),
+            seed=seed,
+            scoring=lambda: Scoring(metrics=(metric,)),
+        )
+        outcome = run_trial(trial, device=device)
+        if outcome.record is None:
+            raise BadInput(outcome.reason)
+        mean = (outcome.record.scores or {"means": {}})["means"].get(metric)
+        return math.nan if mean is None else float(mean)
 
     return search(judged, space, first=first, trials=trials, seed=seed, maximize=better_up)
 
@@ -97,7 +104,7 @@ def search(
 ) -> Tuning:
     """The values in `space` with the best judgement; `first` is tried first."""
     _check(space, first, trials)
-    optuna, tried = _optuna(), list[Trial]()
+    optuna, tried = _optuna(), list[Attempt]()
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # else it prints a line a study
     try:
@@ -109,7 +116,7 @@ def search(
             trial = study.ask()
             values = {name: trial.suggest_float(name, low, high, log=True) for name, (low, high) in space.items()}
             judgement = float(judged(values))
-            tried.append(Trial(values, judgement))
+            tried.append(Attempt(values, judgement))
             if math.isfinite(judgement):
                 study.tell(trial, judgement)
             else:
@@ -150,5 +157,5 @@ def _optuna() -> ModuleType:
         raise BadInput(
             'expected the package optuna for the search, found none; pip install "fedprism-papers[tuning]".'
         ) from error
-    found: ModuleType = optuna
-    return found
+    module: ModuleType = optuna
+    return module

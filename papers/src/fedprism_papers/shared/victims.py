@@ -280,7 +280,7 @@ def _repooled(model: nn.Module, pool: int, seed: int) -> nn.Module:
 
 
 def _load_vgg(convolutions: nn.Module, settings: Settings) -> None:
-    """Fill VGG-16's convolutions with the weights in the data folder, which is there: its images were found."""
+    """Fill VGG-16's convolutions with the weights in the data folder, which exists: its images were read."""
     folder, prefix = Path(settings.data_dir or os.environ[ENVIRONMENT], "weights"), "features."
     try:
         tensors = load_file(folder / VGG_FILE)

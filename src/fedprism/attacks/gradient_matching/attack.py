@@ -195,11 +195,7 @@ class GradientMatching(UpdateAttack):
     def forward(self, observation: Observation, update: Round) -> tuple[Forward, BatchMoments | None]:
         """The forward model, and the prior that pulls batch-norm statistics where one is asked for."""
         forward = forward_model(
-            observation,
-            update,
-            unroll=self.unroll,
-            adaptive=self.adaptive,
-            normalise=self.batchnorm.normalise,
+            observation, update, unroll=self.unroll, adaptive=self.adaptive, normalise=self.batchnorm.normalise
         )
         return forward, pull_prior(
             forward.model, forward.params, forward.buffers, observation.knowledge, self.batchnorm
@@ -302,13 +298,7 @@ class GradientMatching(UpdateAttack):
         settings = replace(settings, priors=task.priors, lr=self.lr if lr is None else lr)
         inputs, logits = start
         return match_gradients(
-            task.gradients_of,
-            task.target,
-            inputs,
-            settings,
-            label_start=logits,
-            parts=task.parts,
-            losses=task.losses,
+            task.gradients_of, task.target, inputs, settings, label_start=logits, parts=task.parts, losses=task.losses
         )
 
     def settings(self, *, iterations: int, box: tuple[Tensor, Tensor] | None, progress: Progress) -> MatchingSettings:

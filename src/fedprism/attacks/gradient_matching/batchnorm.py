@@ -54,19 +54,13 @@ class Pull(StrEnum):
 
 FIELDS = {"exact": "batchnorm_exact", "running": "batchnorm_running"}
 """Which field of Knowledge a choice needs, of Normalise as of Pull; the others need none."""
-_NORMALISED_BY = {
-    Normalise.CLIENT: "what the client's mode says",
-    Normalise.OWN: "the guess's own statistics",
-    Normalise.EXACT: "the exact statistics",
-    Normalise.RUNNING: "the running statistics",
-}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class BatchNorm(EvaluableRepr):
     """Which statistics the batch-norm layers normalise the guess by, and which ones the guess's own are pulled to.
 
-    pull_weight: of the prior that pulls (`solvers.moments_distance`).
+    pull_weight: of the prior that pulls, the sum over the layers of the l2 distances of means and of variances.
     """
 
     normalise: Normalise = Normalise.CLIENT
@@ -93,8 +87,10 @@ class BatchNorm(EvaluableRepr):
         """What is used, in words; empty where nothing was asked for."""
         if self.normalise is Normalise.CLIENT and self.pull is Pull.NONE:
             return ""
+        whose = "guess's own" if self.normalise is Normalise.OWN else self.normalise.value
+        by = "what the client's mode says" if self.normalise is Normalise.CLIENT else f"the {whose} statistics"
         pulled = "not pulled" if self.pull is Pull.NONE else f"pulled towards the {self.pull.value} statistics"
-        return f"batch norm by {_NORMALISED_BY[self.normalise]}, {pulled}"
+        return f"batch norm by {by}, {pulled}"
 
 
 def normalised_model(

@@ -15,7 +15,7 @@ from torch.func import functional_call
 from fedprism import losses
 from fedprism.attacks.gradient_matching.forward import input_box
 from fedprism.client.batchnorm import buffers_of
-from fedprism.client.observed import direction, mean_update
+from fedprism.client.observed import direction
 from fedprism.errors import NotApplicable
 from fedprism.network.network_map import NetworkMap
 from fedprism.randomness import generator, seeded_layers
@@ -46,6 +46,8 @@ def inferred_labels(observation: Observation, round: Round, batch: int, network:
     # Row sums of the weight gradient carry the same signs where the features are not negative.
     has_bias = last.bias is not None and last.bias in round.update
     class_grad = gradient[last.bias or ""] if has_bias else gradient[last.weight].sum(1)
+    if round.kind == "delta" and int((class_grad < 0).sum()) > batch >= int((class_grad > 0).sum()) > 0:
+        class_grad = -class_grad  # no batch makes so many classes negative: the parameters after were subtracted
     predicted, crowded = None, len(class_grad) < COUNTING_RATIO * batch
     if crowded and has_bias and sole_label(gradient[last.weight]) is None:
         predicted = _mean_prediction(observation, round)
@@ -71,13 +73,8 @@ def _mean_prediction(observation: Observation, round: Round) -> Tensor | None:
         grey = nn.functional.interpolate(grey, size=shape[1:], mode="bilinear")
     low, high = box
     inputs = low + (high - low) * grey.to(low)
-    before = dict(round.params)
-    if round.kind == "gradient":
-        return _prediction(observation, round, before, inputs)
-    # What is learned on the way moves the predictions: those before and after are averaged.
-    moved = mean_update(round)
-    after = {name: p + moved[name] if name in moved else p for name, p in before.items()}
-    return (_prediction(observation, round, before, inputs) + _prediction(observation, round, after, inputs)) / 2
+    # How far training moved the predictions is not known where the update may have been multiplied on its way.
+    return _prediction(observation, round, round.params, inputs)
 
 
 def _prediction(observation: Observation, round: Round, params: Update, inputs: Tensor) -> Tensor:

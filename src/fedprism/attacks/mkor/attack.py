@@ -25,9 +25,17 @@ from fedprism import losses
 from fedprism.attacks.base import NOBODY_TAMPERS, Circumstances, UpdateAttack
 from fedprism.attacks.mkor.calibration import calibrated
 from fedprism.attacks.mkor.filters import Disguise, Layout, Normalization, blurs, plant_filters
-from fedprism.attacks.mkor.head import Head, Reference, plant_head
-from fedprism.attacks.mkor.reading import Reading, ReadingStatus, read_head, within_range
-from fedprism.client.observed import batch_gradient_factor, direction
+from fedprism.attacks.mkor.head import Gate, Head, Reference, plant_head
+from fedprism.attacks.mkor.reading import (
+    Reading,
+    ReadingStatus,
+    batch_scale,
+    gate_gradient,
+    read_head,
+    unlike_pixels,
+    within_range,
+)
+from fedprism.client.observed import direction, local_steps
 from fedprism.errors import BadInput, MissingKnowledge, NotApplicable
 from fedprism.network.stack import Stack, stack_of
 from fedprism.pixels import to_inputs
@@ -248,37 +256,47 @@ def _read(observation: Observation, round: Round, stack: Stack, layout: Layout, 
         raise NotApplicable(
             f"mkor expects the gradient of '{name}.{missing[0]}', found it frozen; it has to be trained."
         )
-    factor = batch_gradient_factor(round, observation.knowledge)
-    if factor is None:
-        raise NotApplicable(
-            "mkor expects a gradient, or an update of one local step with a known rate, found several steps or an "
-            "unknown rate; let clients take one step."
-        )
-    scale, gradient = factor / _unit(observation, stack), direction(round)
+    if (local_steps(round, observation.knowledge) or 1) > 1 and round.kind == "delta":
+        raise NotApplicable("mkor expects one gradient step, found several steps; let clients take one step.")
+    ranged, exact = not layout.stretched, _exact(stack)
+    gradient = direction(round)
+    biases = gradient[f"{name}.bias"]
     weight_grad = gradient[f"{name}.weight"].view(-1, *stack.features)
     channels = layout.channels.flatten().to(weight_grad.device)
-    return read_head(
+
+    def tracked(rows: Tensor) -> Tensor:
+        return weight_grad[rows.unsqueeze(1), channels].flatten(1)
+
+    def spread() -> float:
+        features, _ = gate_gradient(head, 0, tracked, biases)
+        gain = layout.gain.flatten().to(features).unsqueeze(1)
+        return float(((features.amax(0) - features.amin(0)).view(len(gain), -1) / gain).abs().max())
+
+    # Of a difference it may be unknown what was subtracted from what.
+    signs = (1, -1) if round.kind == "delta" else (1,)
+    scales = [batch_scale(head, s * biases, batch, exact=exact, spread=spread if ranged else None) for s in signs]
+    scale = next((scale for scale in scales if scale is not None and scale.whole), scales[0])
+    factor = 0.0 if scale is None else scale.factor * signs[scales.index(scale)]
+    counted = scale is not None and scale.whole
+    reading = read_head(
         head,
-        lambda rows: scale * weight_grad[rows.unsqueeze(1), channels].flatten(1),
-        scale * gradient[f"{name}.bias"],
+        lambda rows: factor * tracked(rows),
+        factor * biases,
         batch,
-        exact=_exact(stack),
+        exact=exact,
         dropped=stack.dropout > 0,
-        ranged=not layout.stretched,
+        ranged=ranged,
+        whole=counted,
     )
+    compared = head.dump is None and head.gate is not Gate.NESTED and reading.status is not ReadingStatus.WITHIN_RANGE
+    if compared and ranged and unlike_pixels(_on_lattice(reading.features, layout, stack)):
+        return reading.without_reference(stack.classes)
+    return reading._replace(unique=scale is None or scale.unique)
 
 
 def _exact(stack: Stack) -> bool:
     """Whether every sample's error reaches the first dense layer with the same weight."""
     return "sigmoid" not in stack.activations and stack.dropout == 0
-
-
-def _unit(observation: Observation, stack: Stack) -> float:
-    """How much more the loss pulls at a sample's own logit than at another one while all are equal; 1 in the paper."""
-    logits = torch.zeros(1, stack.classes, requires_grad=True)
-    value = losses.resolve(observation.knowledge.loss or "cross_entropy")(logits, torch.tensor([0]))
-    (pull,) = torch.autograd.grad(value, [logits])
-    return float(pull[0, -1] - pull[0, 0])
 
 
 def _on_lattice(features: Tensor, layout: Layout, stack: Stack) -> Tensor:
@@ -314,6 +332,8 @@ def _status(reading: Reading, decoded: Decoded | None, blended: int, exact: bool
     parts = [str(reading.status)]
     if blended:
         parts.append(f"{blended} of {len(reading.classes)} answers blend several samples")
+    if not reading.unique:
+        parts.append("other counts of samples fit as well")
     if not exact:
         parts.append("dropout or sigmoids weigh samples unequally, so that counts are estimates")
     if decoded is not None:

@@ -5,7 +5,7 @@ companion, of one minus the image, becomes one minus the minimum (section 4.2 of
 "4-direction": each channel goes on as four, shifted by nothing, right, down, and both, so that the windows of the next
 layers overlap on a finer lattice.
 
-Differs from the paper in: which convolutions shift is found for any chain of layers, from the last pool backwards, as
+Differs from the paper in: which convolutions shift is decided for any chain of layers, from the last pool backwards, as
 many as the channels allow; for average pools there are no companions, because a mean needs none; channels that are left
 may carry the grey image, blurred, which says more about it than the same extremes once more.
 """

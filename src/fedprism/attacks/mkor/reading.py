@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from enum import StrEnum
 from typing import NamedTuple
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedprism.attacks.mkor.head import Gate, Head
+from fedprism.solvers.closed_form.labels import MOST_OFF, sample_unit
 
 HALF_SAMPLE = 0.5
 """In samples: a class with a larger count is in the batch, as counts are whole numbers but for noise."""
@@ -19,24 +21,32 @@ LOUD = 0.1
 """In samples: noise on the counts from which on whole rows tell which classes are there."""
 TELLING = 0.3
 """In samples: how far from a whole number a count may be before it is not believed."""
+WHOLE = 0.02
+"""In samples: how far from a whole number rounding usually leaves a count."""
+EVEN = 0.02
+"""Biases below this share of the weights' spread are zero but for a disguise: classes are there equally often."""
+MOST_OUTSIDE = 0.05
+"""Share of features that noise may carry farther from 0 to 1 than that range is wide."""
+ROUNDS = 5
+"""How often the highest rows are looked for again, with what one sample adds as the rows found last say."""
 
 
 class ReadingStatus(StrEnum):
     READ = "every class in the batch could be read"
     DUMP_LOST = "every class in the batch could be read but the dump class"
     UNSURE = (
-        "every class that stands out was read; counts of samples do not add up to the batch or are estimates, so that "
-        "others may be missing"
+        "every class that stands out was read; counts of samples are no whole numbers that add up to the batch, so "
+        "that others may be missing or some be none"
     )
     WITHIN_RANGE = (
         "every class is in the batch and was read; what all rows have in common was not, and is where it keeps the "
         "images between 0 and 1"
     )
     NO_REFERENCE = (
-        "no class is absent from the batch, so that there is nothing to compare the rows with; "
+        "no row could be told to be that of an absent class, so that there is nothing to compare the rows with; "
         "use a dump class or several nodes a class"
     )
-    NOTHING = "no class stands out from the others: the parameters were not used, or noise hides everything"
+    NOTHING = "no class stands out from the others"
 
 
 class Reading(NamedTuple):
@@ -53,6 +63,13 @@ class Reading(NamedTuple):
     noise: float
     """Spread of the counts of classes that are not in the batch, in samples; 0 where too few are absent to tell."""
     status: ReadingStatus
+    unique: bool = True
+    """Whether no other counts fit as well."""
+
+    def without_reference(self, classes: int) -> Reading:
+        """No answers, where what was read shows that no class was absent."""
+        none = (self.features[:0], self.classes[:0], self.counts[:0])
+        return Reading(*none, tuple(range(classes)), self.noise, ReadingStatus.NO_REFERENCE)
 
 
 def read_head(
@@ -64,18 +81,19 @@ def read_head(
     exact: bool,
     dropped: bool = False,
     ranged: bool = True,
+    whole: bool = True,
 ) -> Reading:
     """Read each class's mean features off the gradient: weight_grad(rows) is (rows, tracked features) of it.
 
     `exact`: slopes are the same for all samples, so that a count of samples is a whole number. `dropped`: dropout cut
     some samples' paths, so that counts do not tell whether all were found. `ranged`: features have a known range, which
-    can stand in for a reference.
+    can stand in for a reference. `whole`: the scale makes whole numbers of the counts.
     """
     gates: list[_Gate] = []
     higher: tuple[Tensor, Tensor] | None = None
     summed = head.gate is Gate.SIDES and head.dump is None  # which samples are where differs from class to class
     for gate in reversed(range(head.rows.shape[1])):
-        gradient = _gate_gradient(head, gate, weight_grad, bias_grad)
+        gradient = gate_gradient(head, gate, weight_grad, bias_grad)
         weights, biases = gradient
         if higher is not None and head.gate is Gate.NESTED:  # what is active at the lower threshold alone
             weights, biases = weights - higher[0], biases - higher[1]
@@ -84,11 +102,12 @@ def read_head(
         higher = gradient
         if gate == 0 or not summed:
             alone = summed or head.rows.shape[1] == 1
-            gates.insert(0, _read_gate(head, _Rows(weights, biases, batch, exact, alone), ranged=ranged))
-    return _joined(head, gates, batch, dropped=dropped)
+            rows = _Rows(weights, biases, batch, exact, alone)
+            gates.insert(0, _read_gate(head, rows, ranged=ranged and whole))
+    return _joined(head, gates, batch, dropped=dropped or not whole)
 
 
-def _gate_gradient(
+def gate_gradient(
     head: Head, gate: int, weight_grad: Callable[[Tensor], Tensor], bias_grad: Tensor
 ) -> tuple[Tensor, Tensor]:
     """(classes, tracked features) and (classes,): the rows of all paths through a gate, as if the slope was 1."""
@@ -98,6 +117,68 @@ def _gate_gradient(
     for path in range(1, rows.shape[1]):
         weights = weights + weight_grad(rows[:, path])
     return weights / slopes.unsqueeze(1), bias_grad[rows].sum(1) / slopes
+
+
+class Scale(NamedTuple):
+    factor: float
+    """What an update has to be multiplied by to be the gradient of the mean loss of a batch."""
+    whole: bool
+    """Whether all counts of samples are then whole numbers to rounding error."""
+    unique: bool = True
+    """Whether no other scale makes whole numbers of them."""
+
+
+def batch_scale(
+    head: Head, bias_grad: Tensor, batch: int, *, exact: bool, spread: Callable[[], float] | None = None
+) -> Scale | None:
+    """The scale of an update, which nobody needs to know: it makes whole numbers of samples of the rows' biases.
+
+    spread: the largest difference between classes in any feature of weight_grad, for features between 0 and 1. It
+    stands in where every class is there equally often, and biases say nothing.
+    """
+    bands = _bands(head, bias_grad)
+    if head.dump is not None:
+        others = torch.arange(bands.shape[1], device=bands.device) != head.dump
+        gaps, noise, step = -bands[:, others], 0.0, 1
+    else:
+        gaps, noise = _gaps(bands, batch)
+        step = bands.shape[1]
+    alone = len(bands) == 1 and head.dump is None
+    if spread is not None and alone and float(bands.abs().max()) < EVEN * (widest := spread()):
+        return Scale(1 / (step * widest), True) if batch % step == 0 else None
+    if not exact:
+        total = float(gaps.sum())
+        return Scale(1 / total, True) if total > 0 else None
+    lacking = torch.full((gaps.numel(),), head.dump is None)
+    unit = sample_unit(gaps.flatten(), batch, step=step, lacking=lacking, error=math.hypot(WHOLE, noise))
+    if unit is None:
+        return None
+    return Scale(1 / (unit.size * batch), unit.misfit < max(MOST_OFF, 3 * noise), unit.unique)
+
+
+def _bands(head: Head, values: Tensor) -> Tensor:
+    """(bands, classes): what each gate lets through that the next one does not, or all of them together."""
+    gates = torch.stack(
+        [
+            values[rows.to(values.device)].sum(1) / slopes.to(values).sum(1)
+            for rows, slopes in zip(head.rows.unbind(1), head.slopes.unbind(1), strict=True)
+        ]
+    )
+    if head.gate is Gate.NESTED:
+        return gates - torch.cat([gates[1:], torch.zeros_like(gates[:1])])
+    return gates.sum(0, keepdim=True) if head.gate is Gate.SIDES and head.dump is None else gates
+
+
+def _gaps(bands: Tensor, batch: int) -> tuple[Tensor, float]:
+    """By how much classes lie below the highest rows of their band, and the noise of these rows in samples."""
+    levels = bands.amax(1, keepdim=True)
+    for _ in range(ROUNDS):
+        sample = float((levels - bands).sum()) / batch
+        highest = bands >= levels - HALF_SAMPLE * sample
+        levels = torch.where(highest, bands, 0).sum(1, keepdim=True) / highest.sum(1, keepdim=True)
+    errors = (bands - levels)[highest]
+    noise = float(errors.std()) / sample if len(errors) > 2 and sample > 0 else 0.0
+    return torch.where(highest, 0, levels - bands), noise
 
 
 class _Rows(NamedTuple):
@@ -166,6 +247,11 @@ def _without_reference(rows: _Rows, noise: float) -> _Gate:
     features = -rows.weights * (batch / counts.clamp(min=1)).unsqueeze(1)
     classes = torch.arange(len(counts), device=counts.device)
     return _Gate(features, classes, counts.long(), noise, readable, compared=False)
+
+
+def unlike_pixels(features: Tensor) -> bool:
+    """Whether features that should be between 0 and 1 are not: what they were compared with is no reference."""
+    return features.numel() > 0 and bool(((features - 0.5).abs() > 1).double().mean() > MOST_OUTSIDE)
 
 
 def within_range(features: Tensor, counts: Tensor, *, extremes: bool) -> Tensor:

@@ -25,6 +25,8 @@ from fedprism.types import Knowledge, Round, Update
 
 log = logging.getLogger("fedprism")
 
+SOURCE = f"recorded by fedprism on a Flower server (flwr {flwr.__version__})"
+
 
 class _Recorder:
     """Follows what is sent and what comes back, whichever wrapper sees it."""
@@ -74,23 +76,22 @@ class _Recorder:
 
     def _finish_plain(self, replies: Sequence[Message], noise: CentralNoise | None) -> None:
         answers = {str(reply.metadata.src_node_id): reply for reply in replies}
-        problems = {name: _reason(reply) for name, reply in answers.items() if reply.has_error()}
+        good = {name: reply for name, reply in answers.items() if not reply.has_error()}
+        broken = {name: reply.error.reason for name, reply in answers.items() if reply.has_error()}
+        problems = {name: str(reason or "an error without a reason") for name, reason in broken.items()}
         rounds: list[Round] = []
-        for name, reply in answers.items():
-            if name in problems:
-                continue
+        for name, reply in good.items():
             size = examples_of(reply, self.weighted_by)
+            sizes = (size,) if size is not None else None
+            before = self._sent.get(reply.metadata.src_node_id, {})
             try:
                 after = tensors_of(reply, self.recording.model)
-                before = self._sent.get(reply.metadata.src_node_id, {})
-                sizes = (size,) if size is not None else None
                 rounds.append(
                     self.recording.update_of(before, after, index=self._index, participants=(name,), examples=sizes)
                 )
             except BadInput as error:
                 problems[name] = str(error)
                 log.warning("round %d: the answer of %s is not recorded: %s", self._index, name, error)
-        good = {name: reply for name, reply in answers.items() if not reply.has_error()}
         self.recording.add(self._facts("plain", tuple(map(str, self._sent)), good, problems, noise), rounds)
 
     def _finish_secure(self, secure: SecureRound, noise: CentralNoise | None = None) -> None:
@@ -141,14 +142,6 @@ class _Recorder:
         )
 
 
-def _reason(reply: Message) -> str:
-    return str(reply.error.reason or "an error without a reason")[:MOST_NAME]
-
-
-def _source() -> str:
-    return f"recorded by fedprism on a Flower server (flwr {flwr.__version__})"
-
-
 class RecordingStrategy(Strategy):
     """Does what `strategy` does, and records what the server sent and received.
 
@@ -167,9 +160,8 @@ class RecordingStrategy(Strategy):
     ) -> None:
         super().__init__()
         self.strategy = strategy
-        recording = Recording(folder, model=model, knowledge=knowledge, watch=watch, source=_source())
-        innermost = _chain(strategy)[-1]
-        self._recorder = _Recorder(recording, getattr(innermost, "weighted_by_key", None))
+        recording = Recording(folder, model=model, knowledge=knowledge, watch=watch, source=SOURCE)
+        self._recorder = _Recorder(recording, getattr(_chain(strategy)[-1], "weighted_by_key", None))
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -202,7 +194,8 @@ class RecordingStrategy(Strategy):
         return getattr(self.strategy, name)
 
 
-class RecordingGrid(Grid):
+@Grid.register
+class RecordingGrid:
     """Passes everything on to `grid`, and records training rounds: below any strategy or workflow, SecAgg+ included.
 
     Clients with fit() send lists of arrays: give `model`, whose state_dict names them. strategy: of the older API
@@ -221,8 +214,7 @@ class RecordingGrid(Grid):
     ) -> None:
         self.grid = grid
         self.strategy = strategy
-        recording = Recording(folder, model=model, knowledge=knowledge, watch=watch, source=_source())
-        self._recorder = _Recorder(recording)
+        self._recorder = _Recorder(Recording(folder, model=model, knowledge=knowledge, watch=watch, source=SOURCE))
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         outgoing = list(messages)
@@ -242,24 +234,6 @@ class RecordingGrid(Grid):
         if any(map(is_training, replies)):
             self._recorder.incoming(replies, _central_noise(self.strategy))
         return replies
-
-    def set_run(self, run: Any) -> None:
-        self.grid.set_run(run)
-
-    @property
-    def run(self) -> Any:
-        return self.grid.run
-
-    def create_message(
-        self, content: Any, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        return self.grid.create_message(content, message_type, dst_node_id, group_id, ttl)
-
-    def get_node_ids(self) -> Iterable[int]:
-        return self.grid.get_node_ids()
-
-    def get_nodes(self) -> Iterable[Any]:
-        return self.grid.get_nodes()
 
     def __getattr__(self, name: str) -> Any:
         if name == "grid":

@@ -39,8 +39,8 @@ LEAST_AGREEING = 2
 class DenseStatus(StrEnum):
     EXACT = "the update recomputed from the inputs points along the observed one to rounding error"
     LAYER = (
-        "the inputs explain the gradient of the layer they feed to rounding error; whether they explain the rest of the "
-        "update could not be checked"
+        "the inputs explain the gradient of the layer they feed to rounding error; whether they explain the rest of "
+        "the update could not be checked"
     )
     ELSEWHERE = (
         "the inputs explain the gradient of the layer they feed to rounding error, but the update recomputed from them "
@@ -115,9 +115,9 @@ def solve_output_layer(
 ) -> OutputLayerSolution:
     """The inputs of the last dense layer under softmax cross-entropy, one for each class present.
 
-    Solves s [gW | gb] = Rᵀ[Z | 1] with R = counts (softmax(Z Wᵀ + b) - one-hot) / batch size for Z, by turns: given R, Z
-    is a least-squares solution in the row space of [gW | gb]; given Z, R follows. The scale s need not be known: it is
-    what makes the last column of [Z | 1] one. counts (classes,): how often each class occurs.
+    Solves s [gW | gb] = Rᵀ[Z | 1], R = counts (softmax(Z Wᵀ + b) - one-hot) / batch size, for Z, by turns: given R,
+    Z is a least-squares solution in the row space of [gW | gb]; given Z, R follows. The scale s need not be known: it
+    is what makes the last column of [Z | 1] one. counts (classes,): how often each class occurs.
     """
     gradient = torch.cat([weight_grad, bias_grad.unsqueeze(1)], dim=1).double()
     affine = torch.cat([weight, bias.unsqueeze(1)], dim=1).double()

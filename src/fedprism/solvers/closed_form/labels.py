@@ -32,15 +32,19 @@ COUNT_ERROR = 0.2
 """In samples: how far rounding, noise and small errors typically move the count of a class."""
 PREDICTION_ERROR = 0.04
 """Relative error of an estimated mean prediction, of random networks on photographs and digits."""
-LABEL_SPREADS = (1.0, 10.0, 1000.0)
+LABEL_SPREADS = (1.0, 30.0, 1e5)
 """Dirichlet concentrations of the labels that are held possible, from a few classes to all classes alike."""
+
+
+MOST_OFF = 0.05
+"""In samples: how far from a whole number rounding leaves a count at most, in half precision too."""
 
 
 class LabelStatus(StrEnum):
     TRUSTED = "the labels follow from the signs and sizes of the gradient"
-    ESTIMATED = "the labels are counted with an estimate of the mean prediction; single counts may be off"
+    ESTIMATED = "the labels are counted with estimates of the mean prediction and the scale; single counts may be off"
     CROWDED = "the batch is comparable to the number of classes, so labels may be missed or invented"
-    INCONSISTENT = "more classes are negative than there are samples: the gradient is noisy, or the loss is another one"
+    INCONSISTENT = "none or more of the classes are negative than there are samples: the labels are a guess"
     PRESENCE_ONLY = "the batch size is unknown, so only which classes are present is known, not how often"
     UNKNOWN_LOSS = "the sign rule holds for softmax cross-entropy only; no labels are given for another loss"
 
@@ -74,8 +78,9 @@ def label_counts(
 
     class_grad as in `unique_labels`, in any scale. With `probabilities` (classes,), an estimate of the mean prediction,
     the counts are batch_size * (probabilities - scale * class_grad), and at least -batch_size * scale * class_grad;
-    class_grad must then be the bias gradient, and the scale is the likeliest unless it is given. Without it, every negative class holds a sample, and those left over go, one by one, to the class
-    that stays most negative after each sample's mean impact is taken off.
+    class_grad must then be the bias gradient, and the scale is the likeliest unless it is given. Without
+    `probabilities`, every negative class holds a sample, and those left over go, one by one, to the class that stays
+    most negative after each sample's mean impact is taken off.
     """
     if loss != "cross_entropy":
         nothing = torch.zeros(len(class_grad), dtype=torch.long)
@@ -99,7 +104,8 @@ def label_counts(
 def likeliest_scale(class_grad: Tensor, batch_size: int, probabilities: Tensor) -> float:
     """What a bias gradient was divided by, if the mean prediction is about `probabilities`; both (classes,).
 
-    Counts of samples are not negative, close to whole numbers, and some counts are likelier than others.
+    Counts of samples are not negative, close to whole numbers, and some counts are likelier than others: the answer is
+    the mean over all scales by how well they agree with that.
     """
     positive = class_grad > 0
     if batch_size < 1 or not bool(positive.any()):
@@ -110,9 +116,45 @@ def likeliest_scale(class_grad: Tensor, batch_size: int, probabilities: Tensor) 
     counts = batch_size * (probabilities - scales.unsqueeze(1) * class_grad)
     whole = counts.round().clamp(min=0)
     misfits = ((counts - whole) / errors).square().sum(1) / 2
-    spreads = [_log_chance(whole, spread * probabilities.clamp(min=1e-12)) for spread in LABEL_SPREADS]
+    spreads = [
+        _log_chance(whole, torch.full_like(probabilities, spread / len(probabilities))) for spread in LABEL_SPREADS
+    ]
     score = torch.stack(spreads).logsumexp(0) - misfits + (len(class_grad) - 2) * scales.log()
-    return float(scales[score.argmax()])
+    return float((score.softmax(0) * scales).sum())
+
+
+class SampleUnit(NamedTuple):
+    size: float
+    """What one sample adds, in the unit of the gaps."""
+    misfit: float
+    """The largest distance of a gap from a whole number of samples."""
+    unique: bool
+    """Whether no other size makes whole numbers of the gaps."""
+
+
+def sample_unit(gaps: Tensor, batch_size: int, *, step: int, lacking: Tensor, error: float) -> SampleUnit | None:
+    """What one sample adds to gaps (n,), each of which is a whole number of samples; None where all are zero.
+
+    All together they are the batch less a multiple of `step` samples: as many are missing from every gap that is
+    `lacking` (n,), or have a class without a gap where none is. Of the sizes that make whole numbers of the gaps, with
+    this standard error in samples, the one with the likeliest counts is chosen.
+    """
+    gaps, lacking = gaps.detach().double().cpu(), lacking.cpu()
+    total = float(gaps.sum())
+    if not total > 0:
+        return None
+    units, scores = [], []
+    for hidden in range(0, batch_size, step):
+        multiples = gaps * ((batch_size - hidden) / total)
+        whole = multiples.round().clamp(min=0)
+        misfits = (multiples - whole).abs()
+        counts = whole + lacking * (hidden // step)
+        # Of the multinomial probability what depends on the counts.
+        ways = -torch.lgamma(counts + 1).sum() - (0 if bool(lacking.any()) else math.lgamma(hidden + 1))
+        scores.append(float(ways - (misfits / error).square().sum() / 2))
+        units.append(SampleUnit(total / (batch_size - hidden), float(misfits.max()), True))
+    best = units[max(range(len(units)), key=scores.__getitem__)]
+    return best._replace(unique=sum(unit.misfit <= max(best.misfit, MOST_OFF) for unit in units) == 1)
 
 
 def _log_chance(counts: Tensor, concentration: Tensor) -> Tensor:

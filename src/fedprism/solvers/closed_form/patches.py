@@ -19,18 +19,19 @@ from torch import Tensor
 
 ROUNDED = 4.0
 """Rounding errors of a gradient's entries, in units of its number format's precision: what sums of products leave."""
-DETERMINED = 0.99
-"""A patch counts as determined if at least this part of its variance is settled: a tenth of its spread stays open."""
+DETERMINED = 1 - 1e-4
+"""Part of a patch's variance that is settled if it counts as determined: a hundredth of its spread stays open."""
 LEAST_EXPLAINED = 0.1
 """Smallest part of the weight's gradient, beyond what chance explains, that says the gradients belong together."""
 
 
 class PatchStatus(StrEnum):
-    SOLVED = "the patches explain the patch layer's gradient to rounding error"
-    UNDETERMINED = "the gradient leaves some patches open: they are guesses"
-    RESIDUAL = "the patches explain only a part of the patch layer's gradient: approximate"
-    UNRELATED = "the gradients of the patch layer and of the positions do not belong to one picture: nothing is read"
-    EMPTY = "the gradient of the patch layer or of the positions is zero or not finite: nothing to read"
+    SOLVED = "the patches solve their linear system to rounding error"
+    UNDETERMINED = "the linear system leaves some patches open to more than a hundredth of their spread: guesses"
+    RESIDUAL = "the patches solve their linear system only in part: approximate"
+    UNRELATED = "the gradients do not fit together as those of one sample's patches do: nothing is read"
+    CROWDED = "the first attention has too few channels for so many patches: nothing is read"
+    EMPTY = "a gradient that is needed is zero or not finite: nothing to read"
 
 
 class PatchInversion(NamedTuple):
@@ -45,48 +46,118 @@ class PatchInversion(NamedTuple):
     status: PatchStatus
 
 
+class TokensFed(NamedTuple):
+    """What stands between patches and projections: tokens weight x + fixed, each divided by its size, gain, shift."""
+
+    fixed: Tensor
+    """(patches, channels)"""
+    tokens: int
+    """Of one picture, class tokens too."""
+    gain: Tensor | None = None
+    """(channels,) of the norm; None if there is no norm."""
+    shift: Tensor | None = None
+    """(channels,)"""
+    centred: bool = False
+    """Whether the norm takes away each token's mean."""
+
+
 def invert_patches(weight_grad: Tensor, at_patches: Tensor, level: Tensor, spread: float) -> PatchInversion:
     """The patches (patches, features) of one picture, from the gradients of a weight and of each patch's embedding.
 
     weight_grad (channels, features), at_patches (patches, channels). `level` (patches, features) and `spread` say what
     patches are like before the gradient is read; they decide only where the gradient is silent or noisy.
     """
-    rounding = ROUNDED * torch.finfo(weight_grad.dtype).eps
-    mixing, right = at_patches.T.double(), weight_grad.double()
-    if not all(bool(gradient.isfinite().all()) and bool(gradient.any()) for gradient in (mixing, right)):
+    if not (_usable(weight_grad) and _usable(at_patches)):
         return _nothing(level, 1.0, 0.0, PatchStatus.EMPTY)
+    rounding = ROUNDED * torch.finfo(weight_grad.dtype).eps
+    return _answer(_solve(at_patches.T.double(), weight_grad.double(), level, spread, rounding), level)
+
+
+def invert_patches_by_attention(
+    weight: Tensor, weight_grad: Tensor, projections_grad: Tensor, fed: TokensFed, level: Tensor, spread: float
+) -> PatchInversion:
+    """The same without the gradient at the patches, from that of the first attention's projections (rows, channels).
+
+    Tokens are weight x_p + fixed_p. What the projections are fed lies in the row space of their gradients, and the
+    patches in that of the patch layer's. Fixed parts that differ tell the patches apart: for each there is one linear
+    system, all of them with the same matrix.
+    """
+    if not (_usable(weight_grad) and _usable(projections_grad)):
+        return _nothing(level, 1.0, 0.0, PatchStatus.EMPTY)
+    basis = torch.eye(level.shape[1], dtype=torch.float64, device=weight.device)
+    if len(level) < level.shape[1]:
+        basis = torch.linalg.svd(weight_grad.double(), full_matrices=False).Vh[: len(level)]
+    outside = _outside(projections_grad.double(), fed)
+    matrix = outside @ weight.double() @ basis.T
+    if len(matrix) <= matrix.shape[1]:
+        return _nothing(level, 1.0, 0.0, PatchStatus.CROWDED)
+    rounding = ROUNDED * torch.finfo(weight_grad.dtype).eps
+    solved = _solve(matrix, -outside @ fed.fixed.double().T, basis @ level.double().T, spread, rounding)
+    settled = 1 - ((1 - solved.settled) @ basis.square()).amax().expand(len(level))
+    return _answer(solved._replace(unknowns=(basis.T @ solved.unknowns).T, settled=settled), level)
+
+
+def _outside(projections_grad: Tensor, fed: TokensFed) -> Tensor:
+    """What is zero for every token (equations, channels): the directions that no row of the gradients has a part in."""
+    outside: Tensor = torch.linalg.svd(projections_grad, full_matrices=True).Vh[fed.tokens :]
+    along = None if fed.shift is None else outside @ fed.shift.double()
+    if fed.gain is not None:
+        outside = outside * fed.gain.double()
+    if fed.centred:
+        outside = outside - outside.mean(1, keepdim=True)
+    if along is None or not bool(along.any()):
+        return outside
+    # Each token's size is unknown and multiplies the shift: what points along the shift says nothing.
+    return outside - along.outer(along @ outside) / along.square().sum()
+
+
+class _Solution(NamedTuple):
+    unknowns: Tensor
+    """(unknowns, columns)"""
+    settled: Tensor
+    """(unknowns,) part of each one's variance that the equations settle, 0 to 1."""
+    residual: float
+    explained: float
+    rounded: bool
+    """Whether rounding alone explains the residual."""
+
+
+def _solve(matrix: Tensor, right: Tensor, level: Tensor, spread: float, rounding: float) -> _Solution:
+    """The likeliest unknowns (unknowns, columns) of matrix @ unknowns = right, if noise is as large as it seems."""
     # The singular vectors of the matrix itself: normal equations would square its condition.
-    left, values, turn = torch.linalg.svd(mixing, full_matrices=False)
+    left, values, turn = torch.linalg.svd(matrix, full_matrices=False)
     kept = values > rounding * values[0]
     left, values, turn = left[:, kept], values[kept], turn[kept]
     missed = right - left @ (left.T @ right)
     size = float(right.norm())
-    residual = float(missed.norm()) / size
-    chance = 1 - len(values) / len(mixing)
+    residual = float(missed.norm()) / size if size > 0 else 1.0
+    chance = 1 - len(values) / len(matrix)
     explained = 1 - residual**2 / chance if chance > 0 else 1.0
-    if explained < LEAST_EXPLAINED:
-        return _nothing(level, residual, explained, PatchStatus.UNRELATED)
-    noise = _noise(missed, chance, rounding * size / math.sqrt(right.numel()))
+    # Noise as large as what no unknowns explain, and never less than rounding leaves.
+    noise = max(
+        math.sqrt(float(missed.square().mean()) / chance) if chance > 0 else 0.0,
+        rounding * size / math.sqrt(right.numel()),
+    )
     level = level.to(right)
     follows = values.square() / (values.square() + (noise / spread) ** 2)
-    step = (follows / values).unsqueeze(1) * (left.T @ (right - mixing @ level))
-    determined = (turn.square() * follows.unsqueeze(1)).sum(0) > DETERMINED
-    status = _status(residual, determined, weight_grad)
-    return PatchInversion((level + turn.T @ step).unsqueeze(0), determined, residual, explained, status)
+    step = (follows / values).unsqueeze(1) * (left.T @ (right - matrix @ level))
+    settled = (turn.square() * follows.unsqueeze(1)).sum(0)
+    return _Solution(level + turn.T @ step, settled, residual, explained, residual <= math.sqrt(rounding / ROUNDED))
+
+
+def _answer(solved: _Solution, level: Tensor) -> PatchInversion:
+    if solved.explained < LEAST_EXPLAINED:
+        return _nothing(level, solved.residual, solved.explained, PatchStatus.UNRELATED)
+    determined = solved.settled > DETERMINED
+    status = PatchStatus.SOLVED if bool(determined.all()) else PatchStatus.UNDETERMINED
+    status = status if solved.rounded else PatchStatus.RESIDUAL
+    return PatchInversion(solved.unknowns.unsqueeze(0), determined, solved.residual, solved.explained, status)
+
+
+def _usable(gradient: Tensor) -> bool:
+    return bool(gradient.isfinite().all()) and bool(gradient.any())
 
 
 def _nothing(like: Tensor, residual: float, explained: float, status: PatchStatus) -> PatchInversion:
     nothing = like.new_zeros(0, *like.shape, dtype=torch.float64)
     return PatchInversion(nothing, nothing.new_zeros(len(like)).bool(), residual, explained, status)
-
-
-def _noise(missed: Tensor, chance: float, least: float) -> float:
-    """Standard deviation of the noise in a gradient's entries, from what no patches explain of it."""
-    unexplained = float(missed.square().mean() / chance) if chance > 0 else 0.0
-    return max(math.sqrt(unexplained), least)
-
-
-def _status(residual: float, determined: Tensor, weight_grad: Tensor) -> PatchStatus:
-    if residual > math.sqrt(torch.finfo(weight_grad.dtype).eps):
-        return PatchStatus.RESIDUAL
-    return PatchStatus.SOLVED if bool(determined.all()) else PatchStatus.UNDETERMINED

@@ -147,8 +147,9 @@ class Differenced(Variables):
         return pieces(len(self.inputs), self.losses.together or len(self.inputs))
 
     def _move(self, direction: Sequence[Tensor]) -> Tensor:
-        """Move the weights along the direction, and return how far."""
-        step = self.step / _largest_move(direction, self.lengths)
+        """Move the weights along the direction, and return how far: a step of the tensor that moves most."""
+        moves = torch.stack(torch._foreach_norm(list(direction))) / self.lengths
+        step = self.step / moves.amax().clamp_min(torch.finfo(moves.dtype).tiny)
         for moved, weight, way in zip(self.losses.moved, self.losses.weights, direction, strict=True):
             torch.addcmul(weight.detach(), way, step, out=moved)
         return step
@@ -175,9 +176,3 @@ def _add_up(total: list[Tensor], gradients: Sequence[Tensor]) -> None:
 
 def _joined(chunks: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     return [torch.cat(rows) for rows in zip(*chunks, strict=True)]
-
-
-def _largest_move(direction: Sequence[Tensor], lengths: Tensor) -> Tensor:
-    """How far the direction moves the tensor that it moves most, over that tensor's length."""
-    moves = torch.stack(torch._foreach_norm(list(direction))) / lengths
-    return moves.amax().clamp_min(torch.finfo(moves.dtype).tiny)

@@ -6,14 +6,14 @@ image is found by itself. Minimised for each image x with features z, by Adam wi
     distance(f(x), z) + total_variation * (mean |horizontal| + mean |vertical difference| of x)
 
 Differs from the paper in: images are searched for by their Fourier coefficients, low frequencies first (Olah,
-Mordvintsev, Schubert, "Feature Visualization", 2017), unless `published_inversion` is asked for; each image's best
+Mordvintsev, Schubert, "Feature Visualization", 2017), unless `falloff` is 0; each image's best
 iterate by its own objective is returned, not the last one; the objectives of images are added, not averaged, so that an
 image's answer does not depend on its neighbours; fewer iterations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, TypeAlias
@@ -59,11 +59,6 @@ class FeatureInversion:
     falloff: float = 1.0
     bfloat16: bool = False
     microbatch: int = 16
-
-
-def published_inversion() -> FeatureInversion:
-    """Pixel by pixel, with the paper's weight of smoothness."""
-    return FeatureInversion(total_variation=0.1, falloff=0.0)
 
 
 NOISE = 0.1
@@ -117,10 +112,11 @@ def invert_features(
     chunks = [slice(first, first + step) for first in range(0, len(start), step)]
     for number, chunk in enumerate(chunks):
         chunk_bounds = tuple(bound[chunk] for bound in bounds)
-        problem = _Problem(_precise(features_of, settings), target[chunk], usable[chunk], chunk_bounds, distance, extra)
-        inputs[chunk], objective[chunk] = _invert(
-            problem, inputs[chunk], settings, _part_of(progress, number, len(chunks))
-        )
+        problem = _Problem(features_of, target[chunk], usable[chunk], chunk_bounds, distance, extra)
+        for done, (best, lowest) in enumerate(_invert(problem, inputs[chunk], settings)):  # noqa: B007 (the last)
+            if progress is not None and done:
+                progress(number * settings.iterations + done, len(chunks) * settings.iterations)
+        inputs[chunk], objective[chunk] = best, lowest
         with torch.no_grad():
             cosines[chunk] = _cosines(features_of(inputs[chunk]).flatten(1), target[chunk]) * usable[chunk]
     solved = objective.isfinite()
@@ -139,8 +135,8 @@ class _Problem(NamedTuple):
     extra: Callable[[Tensor], Tensor] | None
 
 
-def _invert(problem: _Problem, start: Tensor, settings: FeatureInversion, progress: Progress) -> tuple[Tensor, Tensor]:
-    """The best iterate of each image and its objective; the start, and infinity, where that was never finite."""
+def _invert(problem: _Problem, start: Tensor, settings: FeatureInversion) -> Iterator[tuple[Tensor, Tensor]]:
+    """After each iteration the best iterate of each image and its objective; at first the start and infinity."""
     frequencies = _Frequencies.of(start, settings)
     # Complex numbers as pairs of real ones, which Adam takes one by one.
     variable = start.clone() if frequencies is None else torch.view_as_real(frequencies.coefficients(start)).clone()
@@ -151,31 +147,20 @@ def _invert(problem: _Problem, start: Tensor, settings: FeatureInversion, progre
         inputs = variable if frequencies is None else frequencies.pixels(torch.view_as_complex(variable))
         if problem.bounds and frequencies is not None:
             inputs = inputs.detach().clamp(*problem.bounds) + (inputs - inputs.detach())  # what is cut off still pulls
-        values = _objective(problem, inputs, settings.total_variation)
-        best, lowest = _better(values.detach(), inputs.detach(), lowest, best, together=problem.extra is not None)
+        values = _objective(problem, inputs, settings)
+        # Decided on the device, so that a GPU need not wait; an objective that is not a number is never smaller.
+        better = values < lowest if problem.extra is None else (values.mean() < lowest.mean()).expand_as(values)
+        best = torch.where(better.view(-1, *[1] * (inputs.dim() - 1)), inputs.detach(), best)
+        lowest = torch.where(better, values.detach(), lowest)
+        yield best, lowest
         if iteration == settings.iterations:
-            break
+            return
         (variable.grad,) = torch.autograd.grad(values.sum(), [variable])
         adam.step()
         schedule.step()
         if problem.bounds and frequencies is None:
             with torch.no_grad():
                 variable.clamp_(*problem.bounds)
-        progress(iteration + 1, settings.iterations)
-    return best, lowest
-
-
-def _precise(features_of: Callable[[Tensor], Tensor], settings: FeatureInversion) -> Callable[[Tensor], Tensor]:
-    """The features in the precision of the inputs, computed as asked."""
-    if not settings.bfloat16:
-        return features_of
-
-    def computed(inputs: Tensor) -> Tensor:
-        with torch.autocast(inputs.device.type, dtype=torch.bfloat16):
-            features = features_of(inputs)
-        return features.to(inputs.dtype)
-
-    return computed
 
 
 class _Frequencies(NamedTuple):
@@ -207,10 +192,12 @@ class _Frequencies(NamedTuple):
         return coefficients
 
 
-def _objective(problem: _Problem, inputs: Tensor, smoothness: float) -> Tensor:
+def _objective(problem: _Problem, inputs: Tensor, settings: FeatureInversion) -> Tensor:
     """Each image's objective (n,); an extra objective of the batch counts in full for each of them."""
-    distances = problem.distance(problem.features_of(inputs).flatten(1), problem.target)
-    values = distances * problem.usable + smoothness * _variation(inputs)
+    with torch.autocast(inputs.device.type, torch.bfloat16, enabled=settings.bfloat16):
+        features = problem.features_of(inputs)
+    distances = problem.distance(features.to(inputs.dtype).flatten(1), problem.target)
+    values = distances * problem.usable + settings.total_variation * _variation(inputs)
     if problem.extra is not None:
         return values + problem.extra(inputs)
     return torch.where(problem.usable, values, torch.inf)  # smoothness alone is no reason to leave the start
@@ -231,23 +218,3 @@ def _variation(inputs: Tensor) -> Tensor:
         steps = inputs.diff(dim=side).abs().flatten(1)
         variation = variation + steps.sum(1) / max(1, steps.shape[1])
     return variation
-
-
-def _better(values: Tensor, inputs: Tensor, lowest: Tensor, best: Tensor, *, together: bool) -> tuple[Tensor, Tensor]:
-    """The images with the smaller objective and that objective, each image by itself or all `together`.
-
-    Decided on the device, so that a GPU need not wait; an objective that is not a number is never smaller.
-    """
-    better = (values.mean() < lowest.mean()).expand_as(values) if together else values < lowest
-    chosen = better.view(-1, *[1] * (inputs.dim() - 1))
-    return torch.where(chosen, inputs, best), torch.where(better, values, lowest)
-
-
-def _part_of(progress: Progress | None, number: int, parts: int) -> Progress:
-    """Reports the progress of one of several equal parts as that of the whole."""
-
-    def report(done: int, total: int) -> None:
-        if progress is not None:
-            progress(number * total + done, parts * total)
-
-    return report

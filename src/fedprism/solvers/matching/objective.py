@@ -36,7 +36,7 @@ class Variables:
         return [self.inputs] if self.logits is None else [self.inputs, self.logits]
 
     def part(self, which: slice) -> Variables:
-        """The variables of some samples, as leaves of their own."""
+        """The variables of some samples, as new leaves."""
         inputs, *logits = (variable[which].detach().requires_grad_() for variable in self.variables)
         return Variables(inputs, logits[0] if logits else None)
 

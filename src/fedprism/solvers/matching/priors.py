@@ -11,44 +11,12 @@ from torch import Tensor
 from fedprism.runtime.moments import Moments
 
 
-def total_variation(images: Tensor) -> Tensor:
-    """Anisotropic total variation of (..., height, width): mean |horizontal| + mean |vertical difference|."""
-    horizontal = (images[..., :, 1:] - images[..., :, :-1]).abs()
-    vertical = (images[..., 1:, :] - images[..., :-1, :]).abs()
-    return sum((way.mean() for way in (horizontal, vertical) if way.numel()), images.new_zeros(()))
-
-
-def orthogonality(inputs: Tensor) -> Tensor:
-    """Sum over pairs of different samples of the mean squared product of their entries; 0 where none overlap.
-
-    Qian, Nair, Hansen, "What is it like to be a bad gradient: minimal conditions for gradient inversion", 2020.
-    """
-    squares = inputs.flatten(1).square()
-    pairs = squares @ squares.T / squares.shape[1]
-    return pairs.sum() - pairs.diagonal().sum()
-
-
-def moments_distance(moments: Sequence[Moments], wanted: Sequence[Moments]) -> Tensor:
-    """Sum over layers of ||mean - wanted mean||_2 + ||var - wanted var||_2, every layer with the same weight.
-
-    R_BN of Yin et al., "See through Gradients", CVPR 2021, in the form that Huang et al., NeurIPS 2021, used.
-    """
-    gaps = [a - b for pair in zip(moments, wanted, strict=True) for a, b in zip(*pair, strict=True)]
-    return torch.stack([torch.linalg.vector_norm(gap) for gap in gaps]).sum()
-
-
-def variation_along(signals: Tensor) -> Tensor:
-    """Total variation of signals (..., length): mean |difference|."""
-    return (signals[..., 1:] - signals[..., :-1]).abs().mean()
-
-
 @dataclass(frozen=True)
 class TotalVariation:
-    """Images and signals are smooth: weight times `total_variation`, or `variation_along` of (batch, channels, length).
+    """Images and signals are smooth: weight times the mean |difference| of neighbours, summed over the directions.
 
-    The columns of a table, (batch, columns), are in no order: there it says nothing, and `fits` is False.
-
-    With `magnitude` that of |inputs|: images whose entries were given random signs (InstaHide) are smooth up to these.
+    The columns of a table, (batch, columns), are in no order: there it says nothing, and `fits` is False. With
+    `magnitude` that of |inputs|: images whose entries were given random signs (InstaHide) are smooth up to these.
     """
 
     weight: float
@@ -58,7 +26,8 @@ class TotalVariation:
         if not self.fits(inputs.shape):
             return inputs.new_zeros(())
         values = inputs.abs() if self.magnitude else inputs
-        return self.weight * (variation_along(values) if inputs.dim() == 3 else total_variation(values))
+        ways = [values.diff(dim=side).abs() for side in range(2, values.dim())]
+        return self.weight * sum((way.mean() for way in ways if way.numel()), inputs.new_zeros(()))
 
     @staticmethod
     def fits(shape: Sequence[int]) -> bool:
@@ -68,24 +37,35 @@ class TotalVariation:
 
 @dataclass(frozen=True)
 class Orthogonality:
-    """The samples of a batch differ: weight times `orthogonality`."""
+    """The samples of a batch differ: weight times the sum over pairs of the mean squared product of their entries.
+
+    Qian, Nair, Hansen, "What is it like to be a bad gradient: minimal conditions for gradient inversion", 2020.
+    """
 
     weight: float
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        return self.weight * orthogonality(inputs) if len(inputs) > 1 else torch.zeros_like(inputs[0].sum())
+        squares = inputs.flatten(1).square()
+        pairs = squares @ squares.T / squares.shape[1]
+        return self.weight * (pairs.sum() - pairs.diagonal().sum())
 
 
 @dataclass(frozen=True)
 class BatchMoments:
-    """The inputs of layers have known moments: weight times `moments_distance` of moments_of(inputs) to `wanted`."""
+    """The inputs of layers have known moments: weight times the `distance` of moments_of(inputs) to `wanted`.
+
+    R_BN of Yin et al., "See through Gradients", CVPR 2021, in the form that Huang et al., NeurIPS 2021, used.
+    """
 
     weight: float
     moments_of: Callable[[Tensor], Sequence[Moments]]
     wanted: Sequence[Moments]
 
     def distance(self, inputs: Tensor) -> Tensor:
-        return moments_distance(self.moments_of(inputs), self.wanted)
+        """Sum over layers of ||mean - wanted mean||_2 + ||var - wanted var||_2, every layer with the same weight."""
+        pairs = zip(self.moments_of(inputs), self.wanted, strict=True)
+        gaps = [a - b for pair in pairs for a, b in zip(*pair, strict=True)]
+        return torch.stack([torch.linalg.vector_norm(gap) for gap in gaps]).sum()
 
     def __call__(self, inputs: Tensor) -> Tensor:
         return self.weight * self.distance(inputs)

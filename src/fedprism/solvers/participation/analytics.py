@@ -52,14 +52,8 @@ class Analytics(NamedTuple):
 
     def of(self, users: Tensor) -> Analytics:
         """The same for some of the users."""
-        return self._replace(
-            least=self.least[users],
-            most=self.most[users],
-            fixed=self.fixed[users],
-            tile_least=self.tile_least[users],
-            tile_most=self.tile_most[users],
-            rate=self.rate[users],
-        )
+        fields = ("least", "most", "fixed", "tile_least", "tile_most", "rate")
+        return self._replace(**{name: getattr(self, name)[users] for name in fields})
 
     def tiled(self, values: Tensor, filler: float) -> Tensor:
         """(users, rounds) -> (users, tiles, length)."""

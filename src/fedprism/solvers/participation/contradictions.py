@@ -7,10 +7,8 @@ import torch
 from scipy.optimize import Bounds, LinearConstraint, milp
 from torch import Tensor
 
-from fedprism.solvers.participation.integer_program import Floats
+from fedprism.solvers.participation.integer_program import OUTCOMES, ColumnOutcome, Floats
 
-INFEASIBLE = 2
-"""What `scipy.optimize.milp` calls a program that is proved to have no solution."""
 PATIENCE = 5.0
 """Seconds for one user; counts that take longer to refute are left to the search, which finds no column for them."""
 
@@ -60,4 +58,4 @@ def _possible(matrix: Floats, lower: Floats, upper: Floats, fewest: Floats, larg
         constraints=LinearConstraint(matrix, lower, upper),
         options={"time_limit": PATIENCE},
     )
-    return int(answer.status) != INFEASIBLE
+    return OUTCOMES.get(answer.status) is not ColumnOutcome.INFEASIBLE

@@ -7,16 +7,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-REDUCTIONS = ("sum", "mean", "weighted_mean")
-
 
 class Given(NamedTuple):
     windows: Tensor
     counts: Tensor
     known: Tensor | None
     cohort_sizes: Tensor | None
-    factors: Tensor | None
-    """(rounds,): what turns each round's mean back into a sum; None where rounds are sums."""
 
 
 def read_given(
@@ -24,17 +20,15 @@ def read_given(
     counts: Any,
     known: Any,
     cohort_sizes: Any,
-    examples: Any,
     *,
-    reduction: str,
     users: int | None,
     count_tolerance: int,
     device: torch.device,
 ) -> Given:
     """Everything in double precision. Rounds of a cohort of nobody become known: nobody took part."""
-    windows, counts, known, cohort_sizes, examples = (
+    windows, counts, known, cohort_sizes = (
         None if value is None else torch.as_tensor(value).to(device, torch.float64)
-        for value in (windows, counts, known, cohort_sizes, examples)
+        for value in (windows, counts, known, cohort_sizes)
     )
     if windows.dim() != 2 or counts.dim() != 2 or not len(counts):
         raise ValueError(
@@ -47,28 +41,23 @@ def read_given(
         raise ValueError(
             f"expected count_tolerance as a whole number of at least 0, found {count_tolerance}; 0 is for exact counts."
         )
-    if reduction not in REDUCTIONS:
-        raise ValueError(f"expected reduction to be one of {', '.join(REDUCTIONS)}, found {reduction!r}; name one.")
-    rounds = windows.shape[1]
     if cohort_sizes is not None:
-        _check_sizes(cohort_sizes, "cohort size", rounds)
-        known = _with_empty_rounds(known, cohort_sizes, (rounds, len(counts)))
-    if examples is not None:
-        _check_sizes(examples, "number of examples", rounds)
-    return Given(windows, counts, known, cohort_sizes, _factors(reduction, cohort_sizes, examples))
+        _check_cohorts(cohort_sizes, windows.shape[1])
+        known = _with_empty_rounds(known, cohort_sizes, (windows.shape[1], len(counts)))
+    return Given(windows, counts, known, cohort_sizes)
 
 
-def _check_sizes(sizes: Tensor, what: str, rounds: int) -> None:
+def _check_cohorts(sizes: Tensor, rounds: int) -> None:
     if sizes.shape != (rounds,):
         raise ValueError(
-            f"expected one {what} a round, found shape {tuple(sizes.shape)} for windows of {rounds} rounds; "
+            f"expected one cohort size per round, found shape {tuple(sizes.shape)} for windows of {rounds} rounds; "
             "give as many."
         )
     wrong = ~((sizes >= 0) & (sizes == sizes.round()) & torch.isfinite(sizes))
     if bool(wrong.any()):
         broken = int(wrong.nonzero()[0])
         raise ValueError(
-            f"expected each {what} to be a whole number of at least 0, found {float(sizes[broken]):g} in round "
+            f"expected each cohort size to be a whole number of at least 0, found {float(sizes[broken]):g} in round "
             f"{broken}; correct it, or leave them all out."
         )
 
@@ -88,13 +77,3 @@ def _with_empty_rounds(known: Tensor | None, cohort_sizes: Tensor, shape: tuple[
             f"{int(cohort_sizes[broken])} in round {broken}; correct either."
         )
     return torch.where(empty[:, None], 0.0, known) if bool(empty.any()) else known
-
-
-def _factors(reduction: str, cohort_sizes: Tensor | None, examples: Tensor | None) -> Tensor | None:
-    if reduction == "sum":
-        return None
-    factors = cohort_sizes if reduction == "mean" else examples
-    if factors is None:
-        missing = "cohort_sizes" if reduction == "mean" else "examples, the samples behind each round,"
-        raise ValueError(f"expected {missing} to turn a {reduction} back into a sum, found none; give them.")
-    return factors

@@ -18,10 +18,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-import highspy
 import numpy as np
-import scipy.sparse
 from numpy.typing import NDArray
+from scipy.optimize import Bounds, LinearConstraint, milp
 
 from fedprism.runtime.executors import Executor, Failure
 
@@ -29,10 +28,8 @@ Floats: TypeAlias = NDArray[np.float64]
 Integers: TypeAlias = NDArray[np.signedinteger[Any]]
 Bools: TypeAlias = NDArray[np.bool_]
 
-FEASIBILITY = 1e-8
-"""By how much HiGHS may miss a bound."""
-SMALLEST_BOUND = 1e-5
-"""Equations are scaled so that their bounds are no smaller, and rounding error cannot make a solution infeasible."""
+SMALLEST_BOUND = 1e-3
+"""Equations are scaled so that their bounds are no smaller: a thousand times what SciPy lets HiGHS miss."""
 REPEATS = 20
 """How many columns that fail the check are cut off before the program counts as failed."""
 
@@ -44,12 +41,14 @@ class ColumnOutcome(StrEnum):
     FAILED = "the solver gave no answer"
 
 
+OUTCOMES = {0: ColumnOutcome.FOUND, 1: ColumnOutcome.TIME_LIMIT, 2: ColumnOutcome.INFEASIBLE}
+"""By the status of `scipy.optimize.milp`; any other is a failure."""
+
+
 class ColumnSolution(NamedTuple):
     column: Bools | None
     """(rounds,). With least residual it may be there at the time limit: the best one so far."""
     outcome: ColumnOutcome
-    detail: str = ""
-    """Why it failed."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -92,13 +91,11 @@ class ColumnProgram:
 def solved_columns(programs: Iterable[ColumnProgram], executor: Executor) -> Iterator[tuple[int, ColumnSolution]]:
     """Solutions with the indices of their programs, in order of completion."""
     for index, outcome in executor.run(solve_column, programs):
-        if isinstance(outcome, Failure):
-            outcome = ColumnSolution(None, ColumnOutcome.FAILED, outcome.reason)
-        yield index, outcome
+        yield index, ColumnSolution(None, ColumnOutcome.FAILED) if isinstance(outcome, Failure) else outcome
 
 
 def solve_column(program: ColumnProgram) -> ColumnSolution:
-    """Solve one program by branch and bound in one thread.
+    """Solve one program by branch and bound.
 
     What HiGHS returns is rounded and checked. A column that fails the check is no solution, so cutting it off loses
     nothing, and HiGHS is asked again.
@@ -107,23 +104,17 @@ def solve_column(program: ColumnProgram) -> ColumnSolution:
     decided = decide(program)
     if decided is None:
         return ColumnSolution(None, ColumnOutcome.INFEASIBLE)
-    free = decided < 0
-    column = decided == 1
-    if not free.any():
-        fulfilled = program.fulfilled_by(column)
-        outcome = ColumnOutcome.FOUND if fulfilled else ColumnOutcome.INFEASIBLE
-        return ColumnSolution(column if fulfilled else None, outcome)
+    if np.all(decided >= 0):
+        if program.fulfilled_by(decided == 1):
+            return ColumnSolution(decided == 1, ColumnOutcome.FOUND)
+        return ColumnSolution(None, ColumnOutcome.INFEASIBLE)
     cut_off: list[Bools] = []
     for _ in range(REPEATS):
-        answer = _branch_and_bound(program.without(*cut_off), decided, deadline - time.monotonic())
-        if answer.values is None:
-            return ColumnSolution(None, answer.outcome, answer.detail)
-        column = column.copy()
-        column[free] = answer.values > 0.5
-        if program.fulfilled_by(column):
-            return ColumnSolution(column, answer.outcome)
-        cut_off.append(column)
-    return ColumnSolution(None, ColumnOutcome.FAILED, f"{REPEATS} answers did not pass the check")
+        solution = _branch_and_bound(program.without(*cut_off), decided, deadline - time.monotonic())
+        if solution.column is None or program.fulfilled_by(solution.column):
+            return solution
+        cut_off.append(solution.column)
+    return ColumnSolution(None, ColumnOutcome.FAILED)
 
 
 def decide(program: ColumnProgram) -> Integers | None:
@@ -144,88 +135,41 @@ def decide(program: ColumnProgram) -> Integers | None:
         decided[(decided < 0) & np.any(program.sums[empty], axis=0)] = 0
 
 
-class _Answer(NamedTuple):
-    values: Floats | None
-    outcome: ColumnOutcome
-    detail: str = ""
-
-
-def _branch_and_bound(program: ColumnProgram, decided: Integers, time_limit: float) -> _Answer:
-    """Values of the free coordinates."""
-    if time_limit <= 0:
-        return _Answer(None, ColumnOutcome.TIME_LIMIT)
-    solver: Any = highspy.Highs()  # type: ignore[no-untyped-call]
-    options: dict[str, Any] = {
-        "output_flag": False,
-        "threads": 1,
-        "parallel": "off",
-        "time_limit": time_limit,
-        "primal_feasibility_tolerance": FEASIBILITY,
-        "mip_feasibility_tolerance": FEASIBILITY,
-        # Measured to cost more than they gain: rounding hardly ever meets so many equations.
-        "mip_heuristic_effort": 0.0,
-        "mip_detect_symmetry": False,
-        "mip_allow_restart": False,
-    }
-    if program.objective == "any":
-        options["mip_max_improving_sols"] = 1
-    for name, value in options.items():
-        solver.setOptionValue(name, value)
-    model = _model(program, decided)
-    if solver.passModel(model) == highspy.HighsStatus.kError:
-        return _Answer(None, ColumnOutcome.FAILED, "HiGHS refused the model")
-    solver.run()
-    status = solver.getModelStatus()
-    feasible = solver.getInfo().primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
-    values = np.array(solver.getSolution().col_value)[: int((decided < 0).sum())] if feasible else None
-    statuses = highspy.HighsModelStatus
-    if values is not None and status in (statuses.kOptimal, statuses.kSolutionLimit):
-        return _Answer(values, ColumnOutcome.FOUND)
-    if status in (statuses.kInfeasible, statuses.kUnboundedOrInfeasible):  # nothing here is unbounded
-        return _Answer(None, ColumnOutcome.INFEASIBLE)
-    if status == statuses.kTimeLimit:
-        return _Answer(values, ColumnOutcome.TIME_LIMIT)
-    return _Answer(None, ColumnOutcome.FAILED, f"HiGHS ended with status {solver.modelStatusToString(status)}")
-
-
-def _model(program: ColumnProgram, decided: Integers) -> Any:
+def _branch_and_bound(program: ColumnProgram, decided: Integers, time_limit: float) -> ColumnSolution:
     """Variables: the free entries of the column and, for the least residual, one bound for each equation."""
+    if time_limit <= 0:
+        return ColumnSolution(None, ColumnOutcome.TIME_LIMIT)
     free, ones = decided < 0, decided == 1
-    variables = int(free.sum())
     equations, offset, bound = _equations(program, free, ones)
-    rows: list[Any] = []
-    if program.objective == "any":
-        bounds = 0
-        rows.append((equations, -offset - bound, -offset + bound))
-    else:
-        bounds = len(equations)
-        one_each = scipy.sparse.identity(bounds)
-        nothing = np.full(bounds, math.inf)
-        rows.append((scipy.sparse.hstack([equations, -one_each]), -nothing, -offset))
-        rows.append((scipy.sparse.hstack([equations, one_each]), -offset, nothing))
-    members, decided_sums = program.sums[:, free], program.sums @ ones
-    open_sums = np.any(members != 0, axis=1) & (np.isfinite(program.lower) | np.isfinite(program.upper))
-    rows.append(
-        (members[open_sums], (program.lower - decided_sums)[open_sums], (program.upper - decided_sums)[open_sums])
-    )
+    variables, bounds = int(free.sum()), 0 if program.objective == "any" else len(equations)
+
+    def rows(matrix: Any, lower: Any, upper: Any) -> LinearConstraint:
+        return LinearConstraint(np.pad(matrix, ((0, 0), (0, variables + bounds - matrix.shape[1]))), lower, upper)
+
+    decided_sums = program.sums @ ones
     # Only columns that agree with what is decided can come up again.
     excluded = program.excluded[np.all(program.excluded[:, ~free] == ones[~free], axis=1)][:, free]
-    sizes = excluded.sum(1).astype(float)
-    rows.append((np.where(excluded, 1.0, -1.0), np.full(len(excluded), -math.inf), sizes - 1))
-
-    matrix = scipy.sparse.vstack([_padded(block, variables + bounds) for block, _, _ in rows], format="csr")
-    model = highspy.HighsLp()
-    model.num_col_, model.num_row_ = matrix.shape[1], matrix.shape[0]
-    model.col_cost_ = np.r_[np.zeros(variables), np.ones(bounds)]
-    model.col_lower_ = np.zeros(variables + bounds)
-    model.col_upper_ = np.r_[np.ones(variables), np.full(bounds, bound)]
-    model.row_lower_ = np.concatenate([lower for _, lower, _ in rows])
-    model.row_upper_ = np.concatenate([upper for _, _, upper in rows])
-    model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-    model.a_matrix_.start_, model.a_matrix_.index_, model.a_matrix_.value_ = matrix.indptr, matrix.indices, matrix.data
-    kinds = highspy.HighsVarType
-    model.integrality_ = [kinds.kInteger] * variables + [kinds.kContinuous] * bounds
-    return model
+    constraints = [
+        rows(program.sums[:, free], program.lower - decided_sums, program.upper - decided_sums),
+        rows(np.where(excluded, 1.0, -1.0), -np.inf, excluded.sum(1) - 1.0),
+    ]
+    if program.objective == "any":
+        constraints.append(rows(equations, -offset - bound, -offset + bound))
+    else:
+        constraints.append(rows(np.hstack([equations, -np.eye(bounds)]), -np.inf, -offset))
+        constraints.append(rows(np.hstack([equations, np.eye(bounds)]), -offset, np.inf))
+    answer = milp(
+        np.r_[np.zeros(variables), np.ones(bounds)],
+        integrality=np.r_[np.ones(variables), np.zeros(bounds)],
+        bounds=Bounds(0, np.r_[np.ones(variables), np.full(bounds, bound)]),
+        constraints=constraints,
+        options={"time_limit": time_limit},
+    )
+    column = None
+    if answer.x is not None:
+        column = ones.copy()
+        column[free] = answer.x[:variables] > 0.5
+    return ColumnSolution(column, OUTCOMES.get(answer.status, ColumnOutcome.FAILED))
 
 
 def _equations(program: ColumnProgram, free: Bools, ones: Bools) -> tuple[Floats, Floats, float]:
@@ -241,9 +185,3 @@ def _equations(program: ColumnProgram, free: Bools, ones: Bools) -> tuple[Floats
         matrix, offset, bound = triangle[:, :-1], triangle[:, -1], bound * math.sqrt(len(matrix))
     scale = max(1.0, SMALLEST_BOUND / bound) if bound > 0 else 1.0
     return scale * matrix, scale * offset, scale * bound
-
-
-def _padded(block: Any, width: int) -> Any:
-    sparse = scipy.sparse.csr_matrix(block)
-    sparse.resize(sparse.shape[0], width)
-    return sparse

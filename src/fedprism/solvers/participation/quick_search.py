@@ -11,6 +11,7 @@ from torch import Tensor
 from fedprism.runtime.progress import Listener
 from fedprism.solvers.participation.analytics import Analytics
 from fedprism.solvers.participation.columns import Columns
+from fedprism.solvers.participation.evidence import Evidence
 from fedprism.solvers.participation.heuristics import difference_map, hopping, message_passing
 
 FEW = 0.25
@@ -23,10 +24,6 @@ def search_quickly(columns: Columns, known: Analytics, progress: Listener) -> No
     """Try the heuristics one after the other on all users that are not solved yet."""
     evidence = columns.evidence
     attempt = partial(_attempt, columns, known, progress)
-
-    def restart(step: float) -> None:
-        attempt(lambda known, guesses: difference_map(evidence, known, start=random_like(guesses, 0), step=step))
-
     attempt(lambda known, _: message_passing(evidence, known))
     if not columns.space.quiet:
         attempt(lambda known, guesses: hopping(evidence, known, start=guesses))
@@ -34,8 +31,12 @@ def search_quickly(columns: Columns, known: Analytics, progress: Listener) -> No
         attempt(lambda known, guesses: difference_map(evidence, known, start=guesses))
     for step in RESTART_STEPS:
         if _few_left(columns):
-            restart(step)
+            attempt(partial(_walk_from_anywhere, evidence, step))
     _note_exact_exchanges(columns, known)
+
+
+def _walk_from_anywhere(evidence: Evidence, step: float, known: Analytics, guesses: Tensor) -> Tensor:
+    return difference_map(evidence, known, start=random_like(guesses, 0), step=step)
 
 
 def random_like(columns: Tensor, seed: int) -> Tensor:

@@ -10,7 +10,7 @@ other column would do, or with the columns that would; counts may be unknown, in
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,8 +35,6 @@ def recover_participation(
     users: int | None = None,
     known: Any = None,
     cohort_sizes: Any = None,
-    examples: Any = None,
-    reduction: Literal["sum", "mean", "weighted_mean"] = "sum",
     count_tolerance: int = 0,
     certify: bool = True,
     time_limit: float = 60.0,
@@ -50,32 +48,22 @@ def recover_participation(
     windows (windows, rounds) in {0, 1}; counts (users, windows) how often each user took part in each window, NaN or -1
     where unknown, right up to `count_tolerance`. `users`: how many users there are behind the sums, read off their
     singular values unless said. known (rounds, users): participation as far as it is known, NaN or -1 elsewhere.
-    cohort_sizes (rounds,): how many took part; needed where `reduction` is "mean". examples (rounds,): how many samples
-    stand behind each round; needed for "weighted_mean". `time_limit` in seconds holds for the integer programs that
-    are solved for what faster methods leave over; `executor` runs them. An interrupt ends the search and returns what
-    was found.
+    cohort_sizes (rounds,): how many took part. Means are turned into sums first: multiply each round by its cohort
+    size, or by the samples behind it where the mean is weighted by them. `time_limit` in seconds holds for the integer
+    programs that are solved for what faster methods leave over; `executor` runs them. An interrupt ends the search and
+    returns what is known by then.
 
-    A proof that a column is the only one takes for granted that the user sends something of its own: not zeros in
-    every round, and no combination of what others send. Where the sums' rank says that this holds of all users, nothing
-    is taken for granted; where it does not, no user is certified whose column is a combination of other users'.
+    A proof that a column is the only one assumes that the user sends something that no one else does: not zeros in
+    every round, and no combination of what others send. If the sums' rank says that this holds of all users, nothing is
+    assumed; if it does not, no user is certified whose column is a combination of other users'.
     """
     device = aggregates.device if isinstance(aggregates, Tensor) else torch.device("cpu")
     given = read_given(
-        windows,
-        counts,
-        known,
-        cohort_sizes,
-        examples,
-        reduction=reduction,
-        users=users,
-        count_tolerance=count_tolerance,
-        device=device,
+        windows, counts, known, cohort_sizes, users=users, count_tolerance=count_tolerance, device=device
     )
     expected = users or len(given.counts)
     sizes = given.cohort_sizes
-    space = signal_space(
-        aggregates, expected_rank=expected, factors=given.factors, cohort_sizes=sizes, device=device, seed=seed
-    )
+    space = signal_space(aggregates, expected_rank=expected, cohort_sizes=sizes, device=device, seed=seed)
     silent = space.silent if sizes is None else torch.zeros_like(space.silent)  # empty rounds are among what is known
     analytics = read_analytics(given.windows, given.counts, given.known, silent, count_tolerance)
     columns = Columns(space, analytics)

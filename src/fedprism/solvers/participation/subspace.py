@@ -65,22 +65,15 @@ def signal_space(
     aggregates: Any,
     *,
     expected_rank: int,
-    factors: Tensor | None,
     cohort_sizes: Tensor | None,
     device: torch.device,
     seed: int,
 ) -> SignalSpace:
-    """The space of the sums (rounds, parameters). `expected_rank` counts where their singular values leave it open.
-
-    factors (rounds,): what turns what was aggregated into sums.
-    """
+    """The space of the sums (rounds, parameters). `expected_rank` counts where their singular values leave it open."""
     width = expected_rank + expected_rank // 4 + MARGIN
     sums = Sums(aggregates, device, width=width, seed=seed)
-    for sizes in (factors, cohort_sizes):
-        if sizes is not None:
-            _check_empty_rounds(sums, sizes)
-    if factors is not None:
-        sums.rescale(factors)
+    if cohort_sizes is not None:
+        _check_empty_rounds(sums, cohort_sizes)
     live = sums.lengths > 0  # a round of nobody has no noise either, and would spoil its statistics
     space = _from_sketch(sums, live)
     if space is None or not space.quiet:
@@ -92,14 +85,14 @@ def _check_empty_rounds(sums: Sums, sizes: Tensor) -> None:
     """Refuse sizes (rounds,) that do not belong to these sums."""
     if sizes.shape != sums.heard.shape:
         raise ValueError(
-            f"expected one cohort size or number of examples a round, found {len(sizes)} for sums over "
-            f"{len(sums.heard)} rounds; give as many."
+            f"expected one cohort size per round, found {len(sizes)} for sums over {len(sums.heard)} rounds; "
+            "give as many."
         )
     wrong = sums.heard & (sizes == 0)
     if bool(wrong.any()):
         raise ValueError(
             f"expected nothing in rounds of nobody, found a sum in round {int(wrong.nonzero()[0])}, whose cohort size "
-            "or number of examples is 0; correct it, or leave the round out where it holds nothing but noise."
+            "is 0; correct it, or leave the round out if it holds nothing but noise."
         )
 
 

@@ -49,14 +49,8 @@ class Sums:
             raise ValueError(
                 f"expected finite sums, found NaN or infinity in round {broken}; leave it out or record it again."
             )
-        self._factors = torch.ones_like(energies)[:, None]
         self.sketch, self.lengths = sketch, energies.sqrt()
         self.heard = energies > SILENCE**2 * energies.max()
-
-    def rescale(self, factors: Tensor) -> None:
-        """Multiply each round by its factor (rounds,)."""
-        self._factors = factors[:, None]
-        self.sketch, self.lengths = self.sketch * self._factors, self.lengths * factors
 
     def _add(self, sketch: Tensor, block: Tensor, rng: torch.Generator) -> None:
         width, size = sketch.shape[1], block.shape[1]
@@ -78,12 +72,11 @@ class Sums:
             for block, place in self._again():
                 weighted = block if weights is None else block * weights[place]
                 gram += weighted @ weighted.T
-        return gram * self._factors * self._factors.T
+        return gram
 
     def filtered(self, equations: Tensor) -> Tensor:
         """(parameters,): mean square of each parameter's sums (rounds,) under equations (rounds, equations)."""
-        scaled = equations * self._factors
-        return torch.cat([(scaled.T @ block).square().mean(0) for block, _ in self._again()])
+        return torch.cat([(equations.T @ block).square().mean(0) for block, _ in self._again()])
 
     def _again(self) -> Iterator[tuple[Tensor, slice]]:
         start = 0
@@ -109,11 +102,8 @@ def doubled_blocks(aggregates: Any, device: torch.device) -> Iterator[tuple[Tens
         width = max(1, BLOCK // max(1, rounds))
         for start in range(0, piece.shape[1], width):
             columns = piece[:, start : start + width]
-            block = columns.detach() if isinstance(columns, Tensor) else _tensor(columns)
+            if not isinstance(columns, Tensor):  # a memory map is read here, whatever machine wrote it
+                columns = torch.tensor(columns.astype(columns.dtype.newbyteorder("="), copy=False))
+            block = columns.detach()
             dtype = block.dtype if block.dtype.is_floating_point else torch.float64
             yield block.to(device, torch.float64), dtype
-
-
-def _tensor(array: np.ndarray[Any, Any]) -> Tensor:
-    """A block of an array or of a memory map, which is read here, whatever machine wrote it."""
-    return torch.tensor(array.astype(array.dtype.newbyteorder("="), copy=False))

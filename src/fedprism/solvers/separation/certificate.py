@@ -18,22 +18,22 @@ from torch import Tensor
 from fedprism.solvers.closed_form.dense import least_squares
 from fedprism.solvers.separation.ica import LOUDEST, Box, Unmixing, contrasts
 from fedprism.solvers.separation.mixture import Mixture
-from fedprism.solvers.separation.signals import FEW_CLASSES, Network, candidate_labels, sample_signals
+from fedprism.solvers.separation.signals import FEW_CLASSES, Network, candidate_labels, row_lengths, sample_signals
 
 CONFIRMED = 0.02
 """Misfit of a column's redundant units, relative to its mean entry, below which the column is confirmed."""
 UNDECIDED = 1e-3
 """Pre-activations this small, in standard deviations, may be of either sign."""
 SILENT_ENTRY = 1e-3
-"""Entries of a column below this share of the mean one are zero."""
+"""Entries of a column below this fraction of the mean one are zero."""
 FINISHED = 1e-6
 """Residual, relative to the gradient, below which rounding to single precision leaves nothing to gain."""
 LEAST_COUNT = 0.3
-"""Share of the median weight below which no input is taken for one that occurs once."""
+"""Fraction of the median weight below which no input is taken for one that occurs once."""
 SIGNAL_GAP = 1e-4
 """Distance of a signal from its column, both of unit length, above which a later unit is on the wrong side."""
 MOST_ON_WRONG_SIDE = 0.1
-"""Share of the samples above which it is not rounding that sets signals apart from their columns."""
+"""Fraction of the samples above which it is not rounding that sets signals apart from their columns."""
 NUDGE = 3e-6
 """Relative size of random moves of pre-activations: about as much as rounding in single precision moves them."""
 NUDGES = 16
@@ -180,8 +180,7 @@ def pre_activations(problem: Problem, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def unit_rows(rows: Tensor) -> Tensor:
-    lengths: Tensor = rows.norm(dim=1, keepdim=True)
-    return rows / lengths.clamp(min=torch.finfo(rows.dtype).tiny)
+    return rows / row_lengths(rows).unsqueeze(1)
 
 
 def assess(problem: Problem, state: State) -> Assessment:

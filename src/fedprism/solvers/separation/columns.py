@@ -30,7 +30,7 @@ SECOND_COLUMN = 1e-3
 DECISIVE = 0.99
 """The leverage above which a single unit decides between a column and a blend."""
 FITS = 0.01
-"""Misfits smaller than this share of a column's mean entry are no mistakes."""
+"""Misfits smaller than this fraction of a column's mean entry are no mistakes."""
 COARSE_MISFIT = 1e-3
 """Misfits below this count the same at first, so that the order of mistakes can still change."""
 SMALLEST_MISFIT = 1e-4
@@ -40,7 +40,7 @@ COARSE_STEPS = 5
 CORRECTION_COST = 0.25
 """What corrections t of unit size cost, in units of a misfit of one entry."""
 DAMPINGS = (1e-13, 1e-9, 1e-5)
-"""Shares of the largest diagonal entry that are added to a system until it can be factored."""
+"""Fractions of the largest diagonal entry that are added to a system until it can be factored."""
 MOST_NUMBERS = 2**26
 """Entries of the largest temporary: samples are treated in groups that fit."""
 

@@ -2,7 +2,7 @@
 
 An encoding is a weighted average of k samples, enc_e = sum_j c_ej x_m(e,j): with M the (encodings, samples) matrix of
 the coefficients, enc = M X. InstaHide gives every entry a random sign, so that |enc| = |M X|. M is the same for every
-entry of the inputs, and each entry is a problem of its own in as many unknowns as there are samples.
+entry of the inputs, and each entry is a separate problem in as many unknowns as there are samples.
 
 Carlini et al., "Is Private Learning Possible with Instance Encoding?", 2021 (decoding, step 5), as used on
 reconstructed encodings by Huang, Gupta, Song, Li, Arora, "Evaluating Gradient Inversion Attacks and Defenses in
@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import torch
 from scipy.sparse import coo_array
-from scipy.sparse.csgraph import breadth_first_order, minimum_spanning_tree
+from scipy.sparse.csgraph import breadth_first_order, connected_components, minimum_spanning_tree
 from torch import Tensor
 from torch.nn.functional import one_hot
 
@@ -41,7 +41,7 @@ FITTINGS = 1000
 CLOSER = 0.999
 """Factor by which a distance must fall to count as smaller."""
 FEW_CLOSER = 1e-3
-"""Share of the entries that must come closer for another sweep."""
+"""Fraction of the entries that must come closer for another sweep."""
 SOLVED_ROUNDINGS = 1e3
 """Distance of a solved entry, in rounding errors of its encodings in single precision."""
 SUM_WEIGHT = 1e6
@@ -66,11 +66,11 @@ class Decoding(NamedTuple):
     classes: Tensor | None
     """(samples,) each sample's class, as given or as the soft labels tell it; None where neither was asked."""
     residual: float
-    """Relative distance between the encodings that these inputs would give and those that were seen."""
+    """Relative distance between the encodings that these inputs would give and those given."""
     condition: float
     """The condition number of the mixing: how much noise on the encodings grows. Infinite where it has no inverse."""
     solved: float
-    """The share of the entries whose signs fit to rounding error; 1 where there are no signs to find."""
+    """The fraction of the entries whose signs fit to rounding error; 1 where there are no signs to find."""
     ambiguity: frozenset[str]
     """{"sign"} where all inputs may as well be their negatives."""
     status: DecodeStatus
@@ -82,7 +82,6 @@ def decode_mixtures(
     coefficients: Tensor | None = None,
     *,
     labels: Tensor | None = None,
-    classes: Tensor | None = None,
     masked: bool = False,
     samples: int | None = None,
     ridge: float = 0.0,
@@ -92,10 +91,10 @@ def decode_mixtures(
 ) -> Decoding:
     """The samples behind encodings (encodings, *shape), of which encoding e mixes the samples mapping[e], (…, k).
 
-    coefficients (encodings, k): with what weight. Where they are not known, soft labels (encodings, classes) tell them:
-    a sample's class, unless `classes` (samples,) says it, is the one that all its encodings have. masked: entries carry
-    random signs (InstaHide). samples: how many there are, the largest index plus one unless said. ridge: added to the
-    squared singular values of the mixing, relative to the largest. starts, iterations, rng: of the search for signs.
+    coefficients (encodings, k): with what weight. If unknown, soft labels (encodings, classes) tell them: a sample's
+    class is the one that all its encodings have. masked: entries carry random signs (InstaHide). samples: how many
+    there are, the largest index plus one unless said. ridge: added to the squared singular values of the mixing,
+    relative to the largest. starts, iterations, rng: of the search for signs.
     """
     mapping = mapping.to(encodings.device)
     _check(encodings, mapping, coefficients, labels)
@@ -103,20 +102,21 @@ def decode_mixtures(
     shape, count = encodings.shape[1:], samples or int(mapping.max()) + 1
     search = _Search(masked, ridge, starts, iterations, rng or torch.Generator().manual_seed(0), tuple(shape))
     target = target.abs() if masked else target
+    classes: Tensor | None = None
     if coefficients is not None:
         weights = coefficients.detach().to(target)
         inputs = search.solve(_matrix(mapping, weights, count), target)
     else:
         assert labels is not None
         soft = labels.detach().to(target)
-        classes = sample_classes(soft, mapping, count) if classes is None else classes.to(mapping.device)
+        classes = sample_classes(soft, mapping, count)
         weights, inputs = _with_coefficients(search, target, mapping, soft, classes)
     matrix = _matrix(mapping, weights, count)
     errors = _errors(matrix, inputs, target, masked)
     residual = float(torch.linalg.vector_norm(errors) / torch.linalg.vector_norm(target).clamp(min=_TINY))
     values = torch.linalg.svdvals(matrix)
     deficient = len(values) < count or bool(values[-1] <= len(matrix) * torch.finfo(values.dtype).eps * values[0])
-    # Signs need about two equations per unknown (2n - 1 for all x), and samples that no encoding links have their own.
+    # Signs need about two equations per unknown (2n - 1 for all x), and unlinked samples have a sign each.
     unlinked = masked and (len(matrix) < 2 * count - 1 or _unlinked_groups(mapping, count) > 1)
     status = DecodeStatus.EXACT if explains(residual, encodings.dtype) else DecodeStatus.APPROXIMATE
     return Decoding(
@@ -339,11 +339,8 @@ def _agreeing_signs(inputs: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 def _unlinked_groups(mapping: Tensor, samples: int) -> int:
     """Into how many groups the samples fall that no encoding links."""
-    member = one_hot(mapping, samples).amax(1).double()
-    reached = member.T @ member > 0
-    for _ in range(max(1, math.ceil(math.log2(samples)))):
-        reached = (reached.double() @ reached.double()) > 0
-    return len(torch.unique(reached, dim=0))
+    member = one_hot(mapping, samples).amax(1)
+    return int(connected_components((member.T @ member).cpu().numpy(), directed=False)[0])
 
 
 def _check(encodings: Tensor, mapping: Tensor, coefficients: Tensor | None, labels: Tensor | None) -> None:

@@ -48,12 +48,10 @@ from fedprism.solvers.separation.ica import (
 from fedprism.solvers.separation.mixture import Mixture
 from fedprism.solvers.separation.signals import candidate_labels, correction_directions, fitting_labels, is_rectified
 
-__all__ = ["Downstream", "ExactBatch", "ExactStatus", "exact_batch"]
-
 CERTAIN = 3e-4
 """What stands for `CONFIRMED` where only silent units can confirm a column."""
 NEARLY_ALL = 0.95
-"""Share of the columns that silent units must confirm to speak for an answer that the gradient does not."""
+"""Fraction of the columns that silent units must confirm to speak for an answer that the gradient does not."""
 MAJORITY = 0.5
 """The same after several local steps, of which no recomputation says anything."""
 SAME_COLUMN = 0.99
@@ -69,11 +67,11 @@ DOUBLE_ROUNDING = 1e-6
 ROUNDINGS = 2.0
 """How many times a rounding error of known size the residual of a proven answer may be."""
 PROVEN = 0.01
-"""Share of what the quietest input adds to the gradient, above which a residual leaves that input open."""
+"""Fraction of what the quietest input adds to the gradient, above which a residual leaves that input open."""
 UNEXPLAINED = 0.3
 """Residual, relative to the gradient, above which it does not tell one answer from another."""
 CLEARLY_BETTER = 0.95
-"""Share of the separation's residual that an answer in its place may leave at most."""
+"""Fraction of the separation's residual that an answer in its place may leave at most."""
 HALF_EXPLAINED = 0.7
 """Residual of half of the gradient's energy: an answer in place of the separation, all inputs counting the same."""
 NOISY_TOLERANCE = 0.3
@@ -129,7 +127,7 @@ class ExactBatch(NamedTuple):
     residual: float
     """Relative distance between the recomputed and the observed gradient; inf where it could not be recomputed."""
     times: Tensor | None
-    """(n,) how often each input occurs in the batch, as far as its share of the gradient tells"""
+    """(n,) how often each input occurs in the batch, as far as its part of the gradient tells"""
     status: ExactStatus
     separation: Unmixing
     noise: Tensor
@@ -221,7 +219,7 @@ class _Pass(NamedTuple):
     refit: bool = False
     """Whether columns that fit are looked for again as well."""
     separated_beside: float = MAJORITY
-    """The share of certain columns beside which the others were separated anew."""
+    """The fraction of certain columns beside which the others were separated anew."""
 
 
 def _confirm_all(problem: Problem, separated: Assessment, iterations: int, progress: Progress | None) -> Assessment:

@@ -51,13 +51,13 @@ GAUSSIAN_KURTOSIS = 3.0
 NEAR_ZERO = 0.1
 """Values below this, in standard deviations, are nearly zero."""
 PILED_UP = 0.13
-"""Share of nearly zero values in sparse signals: a Gaussian has 0.08, features behind a ReLU had at least 0.16."""
+"""Fraction of nearly zero values in sparse signals: a Gaussian has 0.08, features behind a ReLU had at least 0.16."""
 LEAST_BIAS = 1e-6
-"""A bias gradient below this share of the weight's is rounding error."""
+"""A bias gradient below this fraction of the weight's is rounding error."""
 LOUDEST = 3.0
 """No source is scaled to more than this multiple of the batch's median size, however small its bias gradient."""
 INSIDE = 0.98
-"""Share of a source's values that must fit its box; others may lie outside because of what is left of other sources."""
+"""Fraction of a source's values that must fit its box; traces of other sources may push the rest outside."""
 BOX_SLACK = 2.0
 """By how many standard deviations of the noise values may lie outside of the box."""
 VISIBLE_EXCESS = 1.01

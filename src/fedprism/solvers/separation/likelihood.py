@@ -137,7 +137,10 @@ def maximise_likelihood(
         if gain < SETTLED * len(white):
             break
         gradient, curvature = _slopes(prior, point, free)
-        _remember(memory, move, gradient - before)
+        change = gradient - before
+        along = (move * change).sum()
+        if float(along) > torch.finfo(move.dtype).eps * float(move.norm() * change.norm()):
+            memory.append(_Step(move, change, 1 / along))
     return point.rotation
 
 
@@ -177,12 +180,6 @@ def _line_search(
             return turn - identity, moved
         step /= 2
     return None
-
-
-def _remember(memory: deque[_Step], move: Tensor, change: Tensor) -> None:
-    along = (move * change).sum()
-    if float(along) > torch.finfo(move.dtype).eps * float(move.norm() * change.norm()):
-        memory.append(_Step(move, change, 1 / along))
 
 
 def _direction(gradient: Tensor, curvature: Tensor, steps: Sequence[_Step], groups: int) -> Tensor:

@@ -24,7 +24,7 @@ ROUNDING = 8
 MOST_SQUARE = 0.9
 """Ratio of a matrix' sides above which the spread of white noise's singular values is taken as at this one."""
 LEAST_SINGULAR = 3e-8
-"""Share of the largest singular value that is lost by squaring the gradient in double precision."""
+"""Fraction of the largest singular value that is lost by squaring the gradient in double precision."""
 EVEN_NOISE = 3.0
 """How many times wider than white noise's the spread of singular values may be that are taken for noise."""
 MOST_OVERLAP = 0.1
@@ -34,7 +34,7 @@ SHORT_FLOATS = (torch.bfloat16, torch.float16)
 ROWS_AT_ONCE = 256
 """Rows whose rounding errors are computed together, to bound memory."""
 ABOVE_ROUNDING = 1.7
-"""How far a singular value must stand out above rounding errors of known size, of which the largest was seen at 1.6."""
+"""How far a singular value must stand out above rounding errors of known size; the largest measured was 1.6."""
 
 
 class Mixture(NamedTuple):

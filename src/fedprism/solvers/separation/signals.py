@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor
+from torch.autograd.functional import hvp, jvp, vjp
 from torch.nn.functional import one_hot
 
 Network: TypeAlias = Callable[[Tensor], Tensor]
@@ -43,10 +44,10 @@ def candidate_labels(network: Network, loss: Loss, activations: Tensor, entries:
     outputs, back = _vector_jacobian(network, activations)
     classes = outputs.shape[1]
     # The class of the label is pushed up: its output falls when moving along the column.
-    movement = _jacobian_vector(network, activations, entries)
+    movement: Tensor = jvp(network, activations, entries)[1]  # type: ignore[no-untyped-call]
     ranked = movement.topk(min(classes, classes if classes <= FEW_CLASSES else CANDIDATES), dim=1, largest=False)
     candidates = (back(_output_gradient(loss, outputs, labels)) for labels in ranked.indices.unbind(1))
-    cosines = [(signals * entries).sum(1) / _lengths(signals) for signals in candidates]
+    cosines = [(signals * entries).sum(1) / row_lengths(signals) for signals in candidates]
     chosen = torch.stack(cosines, dim=1).argmax(1, keepdim=True)
     return ranked.indices.gather(1, chosen).squeeze(1)
 
@@ -57,7 +58,7 @@ def fitting_labels(network: Network, loss: Loss, activations: Tensor, outside: T
     classes = outputs.shape[1]
     ranked = outputs.topk(classes if classes <= FEW_CLASSES else LIKELIEST, dim=1).indices
     candidates = (back(_output_gradient(loss, outputs, labels)) for labels in ranked.unbind(1))
-    misfits = [(signals @ outside).norm(dim=1) / _lengths(signals) for signals in candidates]
+    misfits = [(signals @ outside).norm(dim=1) / row_lengths(signals) for signals in candidates]
     chosen = torch.stack(misfits, dim=1).argmin(1, keepdim=True)
     return ranked.gather(1, chosen).squeeze(1)
 
@@ -84,7 +85,8 @@ def correction_directions(network: Network, loss: Loss, activations: Tensor, lab
     return back(gradient), stacked
 
 
-def _lengths(rows: Tensor) -> Tensor:
+def row_lengths(rows: Tensor) -> Tensor:
+    """(n,) never zero, so that rows can be divided by them."""
     lengths: Tensor = rows.norm(dim=1)
     return lengths.clamp(min=torch.finfo(rows.dtype).tiny)
 
@@ -101,26 +103,12 @@ def _vector_jacobian(network: Network, activations: Tensor) -> tuple[Tensor, Cal
     return outputs.detach(), back
 
 
-def _jacobian_vector(network: Network, activations: Tensor, directions: Tensor) -> Tensor:
-    """How the outputs change along `directions`: the derivative of the backward pass by its argument."""
-    leaves = activations.detach().requires_grad_()
-    with torch.enable_grad():
-        outputs = network(leaves)
-        dummy = torch.zeros_like(outputs, requires_grad=True)
-        carried = torch.autograd.grad(outputs, leaves, dummy, create_graph=True)[0]
-    return torch.autograd.grad(carried, dummy, directions)[0].detach()
-
-
 def _output_gradient(loss: Loss, outputs: Tensor, labels: Tensor) -> Tensor:
-    leaves = outputs.detach().requires_grad_()
-    with torch.enable_grad():
-        value = loss(leaves, labels) * len(leaves)
-    return torch.autograd.grad(value, leaves)[0].detach()
+    gradient: Tensor = vjp(lambda leaves: loss(leaves, labels) * len(leaves), outputs)[1]  # type: ignore[no-untyped-call]
+    return gradient
 
 
 def _gradient_change(loss: Loss, outputs: Tensor, labels: Tensor, directions: Tensor) -> Tensor:
     """How the gradient of the loss by the outputs changes when these move along `directions`."""
-    leaves = outputs.detach().requires_grad_()
-    with torch.enable_grad():
-        gradient = torch.autograd.grad(loss(leaves, labels) * len(leaves), leaves, create_graph=True)[0]
-    return torch.autograd.grad(gradient, leaves, directions)[0].detach()
+    change: Tensor = hvp(lambda leaves: loss(leaves, labels) * len(leaves), outputs, directions)[1]  # type: ignore[no-untyped-call]
+    return change

@@ -1,4 +1,4 @@
-"""`fedprism plan`: commented plans."""
+"""`fedprism init`: a commented plan."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ import typer
 
 from fedprism.cli.terminal import console_for
 
-plans = typer.Typer(help="Write plans for `fedprism audit`.", no_args_is_help=True)
 
-
-@plans.command("init")
-def plan_init(
+def init(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The plan.")] = Path("plan.toml"),
     model: Annotated[
         str | None, typer.Option(metavar="MODEL", help="A model of `fedprism list models`, or pkg.module:factory.")
@@ -22,7 +19,7 @@ def plan_init(
         str | None, typer.Option(metavar="DATA", help="A data set of `fedprism list data`, or your folder, npz or csv.")
     ] = None,
 ) -> None:
-    """Write a commented plan; without a model one on embedded photographs that runs in about a minute."""
+    """Write a commented plan with defenses whose strengths fit the model; by default on embedded photographs."""
     from fedprism.cli import auditing
 
     auditing.write_plan(output, model, data, console_for())

@@ -1,0 +1,1 @@
+"""What no attacker can beat: lower bounds of the error of any estimate made from an update."""
