@@ -19,7 +19,9 @@ from torch import Tensor, nn
 import fedprism as fp
 from fedprism.errors import BadCapture, BadInput
 from fedprism.files.tensors import Selection, TensorFile
+from fedprism.inputs import tensors_of
 from fedprism.types import KNOWLEDGE_FIELDS
+from planted_inputs import KINDS, Kind, scenario
 
 INPUT_SHAPE = (1, 6, 6)
 CLASSES = 4
@@ -108,6 +110,7 @@ THREATS = {
     "no model": fp.threats.eavesdropper.withholding("model"),
     "nothing": fp.ThreatModel("nothing", frozenset()),
 }
+NAMED = [kind for kind in KINDS if isinstance(kind.loss, str)]
 SCENARIOS: dict[str, dict[str, Any]] = {
     "one client": {},
     "several clients": {"clients": [batch(2, 1), batch(3, 2)], "rounds": 2},
@@ -130,6 +133,46 @@ def test_an_observation_comes_back_as_it_was(threat: fp.ThreatModel, changes: di
     loaded = fp.captures.load(folder)
     assert_same(observation, loaded)
     assert_same(observation, fp.captures.load(fp.captures.save(loaded, tmp_path / "again")))
+
+
+@pytest.mark.parametrize("kind", NAMED, ids=[kind.name for kind in NAMED])
+def test_inputs_and_labels_of_every_kind_come_back(kind: Kind, tmp_path: Path) -> None:
+    planted = scenario(kind)
+    federation = dataclasses.replace(planted, public_data=fp.Batch(kind.inputs(2), kind.labels(2)))
+    threat = fp.threats.honest_but_curious.granting("labels", "public_data")
+    observation, truth = fp.simulate(federation, threat, seed=0)
+    fp.captures.save(observation, tmp_path / "capture")
+    loaded = fp.captures.load(tmp_path / "capture", model=planted.model)
+    known = loaded.knowledge
+    assert known.input_shape == observation.knowledge.input_shape
+    assert known.input_types == observation.knowledge.input_types
+    assert isinstance(known.labels, Tensor)
+    assert torch.equal(known.labels, truth.labels)
+    assert known.public_data is not None
+    pairs = zip(tensors_of(known.public_data.inputs), tensors_of(kind.inputs(2)), strict=True)
+    assert all(torch.equal(read, written) for read, written in pairs)
+
+
+@pytest.mark.parametrize(
+    ("knowledge", "words"),
+    [
+        ({"input_shape": [4], "input_types": ["int64"]}, "in the structure of input_shape"),
+        ({"input_shape": [[4], [2]], "input_types": "int64"}, "in the structure of input_shape"),
+        ({"input_shape": {"a": [4]}, "input_types": {"b": "int64"}}, "in the structure of input_shape"),
+        ({"input_types": "int64"}, "in the structure of input_shape"),
+        ({"input_shape": [4], "input_types": "object"}, "input_types"),
+        ({"input_shape": [[4096, 4096], [4096, 4096]]}, "values in one input"),
+    ],
+)
+def test_types_and_shapes_that_do_not_fit_together_are_refused(
+    knowledge: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    folder = fp.captures.save(observe(fp.threats.eavesdropper), tmp_path / "capture")
+    manifest = json.loads((folder / "capture.json").read_text())
+    manifest["knowledge"] = knowledge
+    (folder / "capture.json").write_text(json.dumps(manifest))
+    with pytest.raises(BadCapture, match=words):
+        fp.captures.load(folder)
 
 
 @pytest.mark.parametrize("training", [True, False])

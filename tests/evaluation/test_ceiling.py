@@ -217,7 +217,7 @@ def test_a_server_that_chooses_the_parameters_has_no_ceiling() -> None:
         ({"aggregation": "weighted_mean"}, fp.threats.secure_aggregation),
         ({"frozen": True, "rounds": 2}, SERVER),
     ],
-    ids=repr,
+    ids=["one", "steps", "sum", "mean", "weighted", "frozen"],
 )
 @pytest.mark.parametrize(
     "defense", [D.GaussianNoise(0.2), D.DpSgd(0.5, 1.0), fp.chain(D.Clip(1.0), D.GaussianNoise(3.0))]

@@ -142,3 +142,9 @@ def test_a_model_is_called_with_frozen_and_tied_parameters_in_place() -> None:
     observation, _ = fp.simulate(frozen, fp.threats.honest_but_curious, seed=0)
     assert set(observation.round.update) == {"head.weight", "head.bias"}
     assert functional_call(frozen.model, dict(observation.round.params), (kind.inputs(1),)).shape == (1, 2)
+
+
+@pytest.mark.parametrize("kind", [KINDS[0], KINDS[2], KINDS[3]], ids=["text", "table", "pair"])
+def test_no_ceiling_is_claimed_for_inputs_without_steps_between_them(kind: Kind) -> None:
+    with pytest.raises(fp.errors.NotApplicable, match="no ceiling is known for such inputs"):
+        fp.ceiling(scenario(kind, samples=1), fp.threats.honest_but_curious, seed=0)

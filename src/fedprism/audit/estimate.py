@@ -156,14 +156,11 @@ def _seconds(setup: Setup, device: str | None, cell: Cell) -> tuple[float, str]:
         assert wanted is not None
         times = len(wanted.seeds) + (len(RATES) if wanted.lr == "search" else 0)
         whole, few, more = wanted.epochs, 1, 2
-    elif not isinstance(cell, AttackCell | CaptureCell):
-        ceiling = run_trial(trial_of(setup, cell), device=device)
-        return ceiling.seconds, "" if ceiling.state == "done" else ceiling.reason
-    else:
+    elif isinstance(cell, AttackCell | CaptureCell) and _iterations(cell.attack.method) > MORE:
         times, whole, few, more = 1, _iterations(cell.attack.method), FEW, MORE
-        if whole <= MORE:
-            only = run_trial(trial_of(setup, cell), device=device)
-            return only.seconds, "" if only.state == "done" else only.reason
+    else:
+        only = run_trial(trial_of(setup, cell), device=device)
+        return only.seconds, "" if only.state == "done" else only.reason
     first = run_trial(_shortened(setup, cell, few), device=device)
     if first.state != "done":
         return first.seconds, first.reason

@@ -44,10 +44,10 @@ title = "{title}"
 [data]
 {data}
 # Instead: name = "photos" (`fedprism list data`, or the made-up table "patients"), folder = "images" (images, or one
-# folder a class), npz = "samples.npz" (arrays inputs and labels), csv = "table.csv" with label = "column",
-# factory = "pkg.module:function" (your code, which returns inputs and labels of any shape and type).
+# folder a class), npz = "samples.npz" (arrays inputs and labels), csv = "table.csv" with label =
+# "column", factory = "pkg.module:function" (your code, which returns inputs and labels of any shape and type).
 # categorical = ["postcode"]     # columns of a table that are categories though they are numbers
-# bounds = [0.0, 1.0]            # the range of the inputs of an npz file
+# bounds = [0.0, 1.0]            # the range of the inputs of an npz file or a factory
 # normalization = [[0.5, 0.5, 0.5], [0.25, 0.25, 0.25]]   # mean and std a channel
 # public = 0                     # samples that an attacker holds, where a threat model is granted public_data
 

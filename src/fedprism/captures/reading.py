@@ -36,12 +36,27 @@ from fedprism.defenses import DEFENSES, Defense, chain
 from fedprism.defenses.mixup import Told
 from fedprism.errors import BadCapture, BadInput
 from fedprism.files.tensors import Selection, TensorFile
+from fedprism.inputs import (
+    are_floating,
+    arguments,
+    blank_inputs,
+    by_name,
+    from_names,
+    shape_of,
+    tensors_of,
+    types_of,
+)
 from fedprism.models import build
 from fedprism.types import Batch, Knowledge, Observation, Round, Update, is_soft
 
 T = TypeVar("T")
 GROUPED_FIELDS = ("labels", "public_data", *UPDATE_FIELDS)
 """Knowledge of several tensors, written as `field.part`."""
+
+IGNORED_LABEL = -100
+"""The label of tokens and pixels that torch's cross-entropy leaves out."""
+MOST_CLASSES = 2**31
+"""Classes that labels may speak of where nobody knows how many there are."""
 
 
 def load(folder: str | os.PathLike[str], *, model: nn.Module | None = None) -> Observation:
@@ -153,10 +168,12 @@ def _classes(outline: nn.Module | None, knowledge: KnowledgeEntry) -> int | None
     if outline is None or knowledge.input_shape is None:
         return None
     try:
-        outputs: Tensor = outline.eval()(torch.empty(1, *knowledge.input_shape, device="meta"))
+        like = torch.empty(0, device="meta")
+        args, kwargs = arguments(blank_inputs(knowledge.input_shape, _types(knowledge.input_types), 1, like))
+        outputs: Tensor = outline.eval()(*args, **kwargs)
     except (RuntimeError, ValueError, IndexError) as error:
         raise BadCapture(
-            f"expected an input_shape that the model accepts, found {list(knowledge.input_shape)}; "
+            f"expected an input_shape that the model accepts, found {shown(knowledge.input_shape)}; "
             "correct knowledge.input_shape or the model."
         ) from error
     return outputs.shape[-1]
@@ -279,6 +296,7 @@ def _subject(rounds: tuple[Round, ...]) -> str | None:
 def _read_knowledge(entry: KnowledgeEntry, capture: _Folder, rounds: int | None, classes: int | None) -> Knowledge:
     """`rounds` is how many entries a tuple has that goes with the rounds; None where it goes with the clients."""
     values: dict[str, Any] = {name: getattr(entry, name) for name in (*PLAIN_FIELDS, *LOCAL_FIELDS)}
+    values["input_types"] = _types(entry.input_types)
     if entry.loss is not None:
         row(losses.LOSSES, entry.loss, "loss")
         values["loss"] = entry.loss
@@ -290,15 +308,15 @@ def _read_knowledge(entry: KnowledgeEntry, capture: _Folder, rounds: int | None,
         values.update(_read_tensors(file, rounds, entry.examples))
     labels = values.get("labels")
     if isinstance(labels, Tensor):
-        _check_labels(labels, entry.batch_size if isinstance(entry.batch_size, int) else None, classes)
+        _check_labels(labels, entry.batch_size if isinstance(entry.batch_size, int) else None, classes, entry.loss)
     elif labels is not None:
         sizes = entry.batch_size if rounds is not None else None
         each = sizes if isinstance(sizes, tuple) else [sizes] * len(labels)
         for part, size in zip(labels, each, strict=True):
-            _check_labels(part, size, classes)
+            _check_labels(part, size, classes, entry.loss)
     public = values.get("public_data")
     if public is not None:
-        _check_public(public, entry.input_shape, classes)
+        _check_public(public, entry, classes)
     return Knowledge(**values)
 
 
@@ -322,11 +340,31 @@ def _read_tensors(file: TensorFile, rounds: int | None, examples: tuple[int, ...
         count = rounds if rounds is not None else len(parts) if examples is None else len(examples)
         values["labels"] = tuple(_exactly(file, "labels", parts, map(str, range(count))))
     if "public_data" in groups:
-        values["public_data"] = Batch(*_exactly(file, "public_data", groups.pop("public_data"), ("inputs", "labels")))
+        values["public_data"] = _batch(file, groups.pop("public_data"))
     for field in ROUND_FIELDS:
         if any(name.startswith(f"{field}[") for name in groups):
             values[field] = _one_per_round(file, field, groups, rounds or 0)
     return {**values, **groups}
+
+
+def _types(names: Any) -> Any:
+    """The types of inputs by their names, in the structure in which they are written."""
+    if isinstance(names, dict):
+        return {name: _types(each) for name, each in names.items()}
+    if isinstance(names, tuple):
+        return tuple(map(_types, names))
+    return None if names is None else getattr(torch, names)
+
+
+def _batch(file: TensorFile, parts: dict[str, Tensor]) -> Batch:
+    """Public samples: `inputs`, or `inputs.PART` for each of several tensors, and `labels`."""
+    inputs = from_names(parts)
+    wanted = ("inputs",) if inputs is None else tuple(by_name(inputs))
+    labels = _exactly(file, "public_data", parts, (*wanted, "labels"))[-1]
+    assert inputs is not None
+    if any(tensor.dim() == 0 or len(tensor) != len(labels) for tensor in tensors_of(inputs)) or labels.dim() == 0:
+        raise BadCapture(f"expected as many public_data.labels as samples in {file.name}, found otherwise; correct it.")
+    return Batch(inputs, labels)
 
 
 def _grouped(file: TensorFile) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
@@ -375,8 +413,15 @@ def _exactly(file: TensorFile, field: str, parts: dict[str, Tensor], wanted: Ite
     return [parts[name] for name in names]
 
 
-def _check_labels(labels: Tensor, batch_size: int | None, classes: int | None) -> None:
-    if is_soft(labels):
+def _check_labels(labels: Tensor, batch_size: int | None, classes: int | None, loss: str | None) -> None:
+    if loss not in (None, "cross_entropy", "softmax_mse"):  # numbers to be predicted, or yes and no
+        fits = labels.dim() >= 1
+    elif labels.dim() > 1 and not labels.is_floating_point():  # one class for each token or pixel
+        counted = labels[labels != IGNORED_LABEL]
+        fits = not counted.numel() or (int(counted.min()) >= 0 and int(counted.max()) < (classes or MOST_CLASSES))
+    elif labels.dim() > 2:
+        fits = bool((labels >= 0).all())
+    elif is_soft(labels):
         fits = bool((labels >= 0).all()) and classes in (None, labels.shape[1])
     else:
         fits = labels.dtype == torch.int64 and labels.dim() == 1 and bool((labels >= 0).all())
@@ -391,11 +436,12 @@ def _check_labels(labels: Tensor, batch_size: int | None, classes: int | None) -
         raise BadCapture(f"expected {batch_size} labels, as batch_size says, found {len(labels)}; correct one of them.")
 
 
-def _check_public(data: Batch, input_shape: tuple[int, ...] | None, classes: int | None) -> None:
-    shape = tuple(data.tensor.shape)
-    if not data.tensor.dtype.is_floating_point or len(shape) < 2 or input_shape not in (None, shape[1:]):
+def _check_public(data: Batch, entry: KnowledgeEntry, classes: int | None) -> None:
+    shape, types = shape_of(data.inputs), types_of(data.inputs)
+    fits = entry.input_shape in (None, shape) and (entry.input_types is None or _types(entry.input_types) == types)
+    if not fits or (entry.input_types is None and (not are_floating(types) or shape == ())):
         raise BadCapture(
-            f"expected public_data.inputs as floating-point numbers of shape {shown(input_shape or 'input_shape')}, "
-            f"found {data.tensor.dtype} of shape {shown(shape)}; correct one of them."
+            f"expected public_data.inputs as {shown(entry.input_types or 'floating-point numbers')} of shape "
+            f"{shown(entry.input_shape or 'input_shape')}, found {types} of shape {shown(shape)}; correct one of them."
         )
-    _check_labels(data.labels, shape[0], classes)
+    _check_labels(data.labels, len(data), classes, entry.loss)

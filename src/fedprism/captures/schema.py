@@ -19,6 +19,8 @@ MOST_MANIFEST_BYTES = 2**24
 """Bytes of a manifest that are parsed: about 50,000 rounds."""
 MOST_INPUT_VALUES = 2**24
 """Values of one input: a picture of 2364 x 2364 in three colours."""
+MOST_TENSORS = 100
+"""Tensors that one sample may consist of."""
 MOST_BATCH_VALUES = 2**28
 """Values of one batch: 1 GiB in single precision, which an attack allocates before it knows better."""
 MOST_LOCAL_STEPS = 10_000
@@ -43,9 +45,15 @@ Positive = Annotated[float, Field(ge=1e-9, le=1e9, allow_inf_nan=False)]
 Setting = Annotated[int, Field(ge=-(2**53), le=2**53)] | Finite | bool | Name | None
 
 
-def _sane_size(shape: tuple[int, ...]) -> tuple[int, ...]:
-    if math.prod(shape) > MOST_INPUT_VALUES:
-        raise ValueError(f"at most {MOST_INPUT_VALUES} values in one input, found {math.prod(shape)}")
+def _values(shape: Any) -> int:
+    """How many values one sample holds; `shape` is one tensor's, or one for each tensor."""
+    each = list(shape.values()) if isinstance(shape, dict) else list(shape)
+    return sum(map(math.prod, each)) if each and isinstance(each[0], tuple) else math.prod(each)
+
+
+def _sane_size(shape: Any) -> Any:
+    if _values(shape) > MOST_INPUT_VALUES:
+        raise ValueError(f"at most {MOST_INPUT_VALUES} values in one input, found {_values(shape)}")
     return shape
 
 
@@ -55,7 +63,13 @@ def _rising(bounds: tuple[float, float]) -> tuple[float, float]:
     return bounds
 
 
-InputShape = Annotated[tuple[Size, ...], Field(min_length=1, max_length=4), AfterValidator(_sane_size)]
+OneShape = Annotated[tuple[Size, ...], Field(min_length=1, max_length=4)]
+Part = Annotated[tuple[Size, ...], Field(max_length=4)]
+"""The shape of one of several tensors; () is one number a sample."""
+Shapes = Annotated[tuple[Part, ...], Field(min_length=1, max_length=MOST_TENSORS)]
+NamedShapes = Annotated[dict[Name, Part], Field(min_length=1, max_length=MOST_TENSORS)]
+InputShape = Annotated[OneShape | Shapes | NamedShapes, AfterValidator(_sane_size)]
+TypeName = Literal["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
 
 
 class Strict(BaseModel):
@@ -77,6 +91,7 @@ class DefenseEntry(Strict):
 
 class KnowledgeEntry(Strict):
     input_shape: InputShape | None = None
+    input_types: TypeName | tuple[TypeName, ...] | dict[Name, TypeName] | None = None
     bounds: Annotated[tuple[Finite, Finite], AfterValidator(_rising)] | None = None
     normalization: tuple[tuple[Finite, ...], tuple[Positive, ...]] | None = None
     batch_size: Annotated[int, Field(ge=1, le=2**20)] | tuple[Count, ...] | None = None
@@ -96,10 +111,14 @@ class KnowledgeEntry(Strict):
 
     @model_validator(mode="after")
     def _fits_together(self) -> KnowledgeEntry:
+        if self.input_types is not None and not _same_structure(self.input_types, self.input_shape):
+            raise ValueError("input_types in the structure of input_shape, one type for each tensor")
         self.check_values(max(self.batch_sizes, default=1), "batch_size")
         if self.normalization is not None:
             mean, std = self.normalization
-            channels = self.input_shape[0] if self.input_shape is not None else max(len(mean), 1)
+            shape = self.input_shape
+            one = isinstance(shape, tuple) and bool(shape) and isinstance(shape[0], int)
+            channels = shape[0] if one and isinstance(shape, tuple) else max(len(mean), 1)
             if not len(mean) == len(std) == channels:
                 raise ValueError(
                     f"a mean and a std for each of {channels} channels in normalization, found {len(mean)} and "
@@ -109,7 +128,7 @@ class KnowledgeEntry(Strict):
 
     def check_values(self, size: int, field: str) -> None:
         """Whether a batch of `size` samples, which `field` states, is one that may be computed with."""
-        if size * math.prod(self.input_shape or ()) > MOST_BATCH_VALUES:
+        if size * _values(self.input_shape or ()) > MOST_BATCH_VALUES:
             raise ValueError(
                 f"at most {MOST_BATCH_VALUES} values in a batch, found {field} {size} and input_shape "
                 f"{self.input_shape}"
@@ -122,6 +141,15 @@ class KnowledgeEntry(Strict):
             raise ValueError(
                 f"at most {MOST_LOCAL_STEPS} local steps, found {steps} by {field}, local_batch_size and local_epochs"
             )
+
+
+def _same_structure(types: Any, shape: Any) -> bool:
+    if isinstance(types, dict):
+        return isinstance(shape, dict) and types.keys() == shape.keys()
+    several = isinstance(shape, tuple) and bool(shape) and isinstance(shape[0], tuple)
+    if isinstance(types, tuple):
+        return several and len(types) == len(shape)
+    return isinstance(shape, tuple) and not several
 
 
 class RoundEntry(Strict):

@@ -29,6 +29,7 @@ from fedprism.checks import shown
 from fedprism.defenses import DEFENSES, Defense
 from fedprism.errors import BadInput
 from fedprism.files.tensors import write_bytes, write_tensors
+from fedprism.inputs import InputTypes, by_name
 from fedprism.models import spec_of
 from fedprism.types import Knowledge, Observation, Round, Update
 
@@ -103,6 +104,8 @@ def _knowledge_entry(knowledge: Knowledge, files: dict[str, Update]) -> dict[str
         for name in (*PLAIN_FIELDS, *LOCAL_FIELDS)
         if getattr(knowledge, name) is not None
     }
+    if knowledge.input_types is not None:
+        entry["input_types"] = _type_names(knowledge.input_types)
     if knowledge.loss is not None:
         entry["loss"] = losses.name_of(knowledge.loss)
         if entry["loss"] is None:
@@ -115,6 +118,13 @@ def _knowledge_entry(knowledge: Knowledge, files: dict[str, Update]) -> dict[str
     if tensors := _knowledge_tensors(knowledge):
         files[KNOWLEDGE_FILE] = tensors
     return entry
+
+
+def _type_names(types: InputTypes) -> Any:
+    """The types as JSON holds them."""
+    if isinstance(types, dict):
+        return {name: _type_names(each) for name, each in types.items()}
+    return [_type_names(each) for each in types] if isinstance(types, tuple) else str(types).removeprefix("torch.")
 
 
 def _defense_entry(defense: Defense) -> dict[str, Any]:
@@ -140,7 +150,7 @@ def _knowledge_tensors(knowledge: Knowledge) -> dict[str, Tensor]:
         for field, update in (fields if isinstance(value, tuple) else {name: value}).items():
             tensors.update({f"{field}.{key}": tensor for key, tensor in update.items()})
     if knowledge.public_data is not None:
-        tensors["public_data.inputs"] = knowledge.public_data.tensor
+        tensors.update(by_name(knowledge.public_data.inputs, "public_data.inputs"))
         tensors["public_data.labels"] = knowledge.public_data.labels
     return tensors
 

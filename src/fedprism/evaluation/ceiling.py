@@ -15,8 +15,9 @@ from torch import Tensor
 
 from fedprism.client.update import FedAvg
 from fedprism.defenses import DpSgd, GaussianNoise
-from fedprism.errors import BadInput
+from fedprism.errors import BadInput, NotApplicable
 from fedprism.evaluation.channel import Channel, channel
+from fedprism.inputs import described
 from fedprism.losses import resolve
 from fedprism.randomness import generator, seeded_layers
 from fedprism.runtime.replay import first_nonsmooth_op
@@ -68,6 +69,13 @@ def ceiling(scenario: Scenario, threat: ThreatModel, *, seed: int, confidence: f
     """
     if not 0 < confidence < 1:
         raise BadInput(f"expected a confidence between 0 and 1, found {confidence}; 0.95 is common.")
+    held = scenario.clients[0].inputs
+    if not (isinstance(held, Tensor) and held.is_floating_point()):
+        # The bound moves inputs by steps: tokens and categories have none between them.
+        raise NotApplicable(
+            f"a ceiling expects a model that is fed one tensor of floating-point numbers, found {described(held)}; no "
+            "ceiling is known for such inputs."
+        )
     truth = simulate(scenario, threat, seed=seed, device="cpu")[1]
     places = _places(scenario, truth)
     shape = tuple(scenario.clients[0].tensor.shape[1:])

@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -64,23 +63,17 @@ def _returned(text: str, beside: Path | None, asked_as: str, what: str) -> Any:
 
 def _imported(text: str, beside: Path | None, asked_as: str, what: str, *, call: bool = False) -> Any:
     module, _, name = text.partition(":")
-    with _importable(os.getcwd(), *([str(beside)] if beside is not None else [])):
-        try:
-            named = getattr(importlib.import_module(module), name)
-            return named() if call else named
-        except (Exception, SystemExit) as error:
-            raise BadInput(
-                f"expected {asked_as} pkg.module:{'factory' if call else 'function'}, {what}, found "
-                f"'{text}' ({told(error)}); correct the name or the function."
-            ) from error
-
-
-@contextmanager
-def _importable(*folders: str) -> Iterator[None]:
-    """The console script, unlike `python -m`, does not look in the current folder."""
+    # The console script, unlike `python -m`, does not look in the current folder.
+    folders = [os.getcwd(), *([str(beside)] if beside is not None else [])]
     sys.path[:0] = folders
     try:
-        yield
+        named = getattr(importlib.import_module(module), name)
+        return named() if call else named
+    except (Exception, SystemExit) as error:
+        raise BadInput(
+            f"expected {asked_as} pkg.module:{'factory' if call else 'function'}, {what}, found "
+            f"'{text}' ({told(error)}); correct the name or the function."
+        ) from error
     finally:
         for folder in folders:
             sys.path.remove(folder)
