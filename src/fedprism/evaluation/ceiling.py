@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedprism.client.update import FedAvg
 from fedprism.defenses import DpSgd, GaussianNoise
-from fedprism.errors import BadInput
+from fedprism.errors import BadInput, NotApplicable
 from fedprism.evaluation.channel import Channel, channel
 from fedprism.losses import resolve
 from fedprism.randomness import generator, seeded_layers
@@ -60,7 +60,14 @@ class Ceiling:
     """The hypercube around each sample, in pixels from 0 to 1."""
 
 
-def ceiling(scenario: Scenario, threat: ThreatModel, *, seed: int, confidence: float = 0.95) -> Ceiling:
+def ceiling(
+    scenario: Scenario,
+    threat: ThreatModel,
+    *,
+    seed: int,
+    confidence: float = 0.95,
+    device: str | torch.device | None = None,
+) -> Ceiling:
     """The best mean PSNR in decibels that any attacker could reach, for each private sample.
 
     Each private sample is hidden among the vertices of a hypercube around it; the attacker is granted all else, and
@@ -68,27 +75,30 @@ def ceiling(scenario: Scenario, threat: ThreatModel, *, seed: int, confidence: f
     """
     if not 0 < confidence < 1:
         raise BadInput(f"expected a confidence between 0 and 1, found {confidence}; 0.95 is common.")
-    truth = simulate(scenario, threat, seed=seed, device="cpu")[1]
-    places = _places(scenario, truth)
-    shape = tuple(scenario.clients[0].inputs.shape[1:])
-    prior, sentence = natural_prior(shape)
-    sources = [channel(scenario, threat, seed, *place) for place in places]
+    if not isinstance(scenario.clients[0].inputs, Tensor) or not scenario.clients[0].inputs.is_floating_point():
+        raise NotApplicable(
+            "A ceiling expects inputs that are one floating-point tensor, found tokens, categories or several inputs; "
+            "leave the ceiling out."
+        )
+    _, truth = simulate(scenario, threat, seed=seed, device=device)
+    sources = [channel(scenario, threat, seed, *place, device=device) for place in _places(scenario, truth)]
+    prior, sentence = natural_prior(tuple(scenario.clients[0].inputs.shape[1:]))
     promised = _from_epsilon(scenario, threat, sources, prior, confidence, seed)
-    reason = _not_covered(scenario, threat, sources[0])
+    reason, estimates = _not_covered(scenario, threat, sources[0]), None
     if reason:
         bounds = [Bound(0.0, prior_cube(source.pixels(), prior), 0, None) for source in sources]
-        estimates = None
     else:
         bounds, estimates = _bounds(sources, prior, seed, confidence, smooth=_is_smooth(scenario))
-    values = [_decibels(bound.error) for bound in bounds]
-    best = max(bounds, key=lambda bound: (bound.error, bound.pairs))
-    witness = None if best.witness is None else sources[bounds.index(best)].inputs(best.witness)
+    best = max(range(len(bounds)), key=lambda number: bounds[number].error)
+    witness = bounds[best].witness
+    if reason and promised is not None:
+        reason += " What the accountant guarantees holds all the same."
     return Ceiling(
         metric="psnr",
-        values=tuple(min(value, math.inf if promised is None else promised) for value in values),
+        values=tuple(min(_decibels(bound.error), math.inf if promised is None else promised) for bound in bounds),
         confidence=confidence,
         pairs=sum(bound.pairs for bound in bounds),
-        witness=witness,
+        witness=None if witness is None else sources[best].inputs(witness),
         prior=sentence,
         linearised=estimates,
         from_epsilon=promised,
@@ -167,7 +177,8 @@ def _is_smooth(scenario: Scenario) -> bool:
             outputs = model.eval()(data.inputs.to(next(model.parameters()).device))
         finally:
             model.train(training)
-        return not first_nonsmooth_op(resolve(scenario.loss)(outputs, data.labels.to(outputs.device)))
+        loss = scenario.defense.on_loss(resolve(scenario.loss))(outputs, data.labels.to(outputs.device))
+        return not first_nonsmooth_op(loss)
 
 
 def _from_epsilon(
