@@ -61,7 +61,14 @@ class Ceiling:
     """The hypercube around each sample, in pixels from 0 to 1."""
 
 
-def ceiling(scenario: Scenario, threat: ThreatModel, *, seed: int, confidence: float = 0.95) -> Ceiling:
+def ceiling(
+    scenario: Scenario,
+    threat: ThreatModel,
+    *,
+    seed: int,
+    confidence: float = 0.95,
+    device: str | torch.device | None = None,
+) -> Ceiling:
     """The best mean PSNR in decibels that any attacker could reach, for each private sample.
 
     Each private sample is hidden among the vertices of a hypercube around it; the attacker is granted all else, and
@@ -76,27 +83,25 @@ def ceiling(scenario: Scenario, threat: ThreatModel, *, seed: int, confidence: f
             f"a ceiling expects a model that is fed one tensor of floating-point numbers, found {described(held)}; no "
             "ceiling is known for such inputs."
         )
-    truth = simulate(scenario, threat, seed=seed, device="cpu")[1]
-    places = _places(scenario, truth)
-    shape = tuple(scenario.clients[0].tensor.shape[1:])
-    prior, sentence = natural_prior(shape)
-    sources = [channel(scenario, threat, seed, *place) for place in places]
+    _, truth = simulate(scenario, threat, seed=seed, device=device)
+    sources = [channel(scenario, threat, seed, *place, device=device) for place in _places(scenario, truth)]
+    prior, sentence = natural_prior(tuple(scenario.clients[0].tensor.shape[1:]))
     promised = _from_epsilon(scenario, threat, sources, prior, confidence, seed)
-    reason = _not_covered(scenario, threat, sources[0])
+    reason, estimates = _not_covered(scenario, threat, sources[0]), None
     if reason:
         bounds = [Bound(0.0, prior_cube(source.pixels(), prior), 0, None) for source in sources]
-        estimates = None
     else:
         bounds, estimates = _bounds(sources, prior, seed, confidence, smooth=_is_smooth(scenario))
-    values = [_decibels(bound.error) for bound in bounds]
-    best = max(bounds, key=lambda bound: (bound.error, bound.pairs))
-    witness = None if best.witness is None else sources[bounds.index(best)].inputs(best.witness)
+    best = max(range(len(bounds)), key=lambda number: bounds[number].error)
+    witness = bounds[best].witness
+    if reason and promised is not None:
+        reason += " What the accountant guarantees holds all the same."
     return Ceiling(
         metric="psnr",
-        values=tuple(min(value, math.inf if promised is None else promised) for value in values),
+        values=tuple(min(_decibels(bound.error), math.inf if promised is None else promised) for bound in bounds),
         confidence=confidence,
         pairs=sum(bound.pairs for bound in bounds),
-        witness=witness,
+        witness=None if witness is None else sources[best].inputs(witness),
         prior=sentence,
         linearised=estimates,
         from_epsilon=promised,
@@ -175,7 +180,8 @@ def _is_smooth(scenario: Scenario) -> bool:
             outputs = model.eval()(data.tensor.to(next(model.parameters()).device))
         finally:
             model.train(training)
-        return not first_nonsmooth_op(resolve(scenario.loss)(outputs, data.labels.to(outputs.device)))
+        loss = scenario.defense.on_loss(resolve(scenario.loss))(outputs, data.labels.to(outputs.device))
+        return not first_nonsmooth_op(loss)
 
 
 def _from_epsilon(
