@@ -39,6 +39,7 @@ EXACT = "the input gives the whole update to rounding error"
 ROUNDED = "the input gives the whole update to rounding error, but rounding leaves {} of {} patches open"
 UNCHECKED = "{}; the rest of the update was not compared"
 CONTRADICTED = "{}; {:.2g} of the whole update stays unexplained"
+UNSEEN = "; {} values are in no patch and stay unknown"
 SILENT_HEAD = "'{}' is zero, so no gradient passes it: nothing to read in this round, try a later one"
 SCORES_DIMENSIONS = 2
 """Class scores are (samples, classes)."""
@@ -80,10 +81,11 @@ class PatchInversion(UpdateAttack):
             inputs = inputs.clamp(*box)
         labels = _label(observation, gradient, inputs) if len(inputs) else None
         residual = unexplained(observation, inputs, labels) if labels is not None else None
+        unseen = math.prod(shape) - layer.pixels.numel()
         return Reconstruction(
             inputs=inputs,
             labels=labels,
-            status=_status(observation, solved, residual),
+            status=_status(observation, solved, residual) + (UNSEEN.format(unseen) if unseen and len(inputs) else ""),
             diagnostics={
                 "layer": layer.weight,
                 "read": layer.position if layer.at_patches(gradient) is not None else "the first attention",
