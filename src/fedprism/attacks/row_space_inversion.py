@@ -65,6 +65,10 @@ class RowSpaceInversion(UpdateAttack):
         return frozenset({"model", "input_shape", "loss", "batch_size"})
 
     @property
+    def reads_any_inputs(self) -> bool:
+        return True
+
+    @property
     def uses(self) -> frozenset[str]:
         return frozenset({"labels", "bounds", "normalization"}) | FORWARD_USES
 
