@@ -61,7 +61,7 @@ class DenseInversion(UpdateAttack):
 
     @property
     def uses(self) -> frozenset[str]:
-        return frozenset({"loss", "batch_size"}) | FORWARD_USES
+        return frozenset({"loss", "batch_size"}) | FORWARD_USES - {"defense"}
 
     def not_worth(self, circumstances: Circumstances) -> str | None:
         return None if circumstances.dense_layer_first else NO_DENSE_LAYER
