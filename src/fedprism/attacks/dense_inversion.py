@@ -62,7 +62,7 @@ class DenseInversion(UpdateAttack):
 
     @property
     def uses(self) -> frozenset[str]:
-        return frozenset({"loss", "batch_size"}) | FORWARD_USES
+        return frozenset({"loss", "batch_size"}) | FORWARD_USES - {"defense"}
 
     def not_worth(self, circumstances: Circumstances) -> str | None:
         return None if circumstances.dense_layer_first else NO_DENSE_LAYER
@@ -127,7 +127,7 @@ def _status(
     explained = certified(observation, inputs, labels)
     if explained:
         return dense.DenseStatus.EXACT
-    if dense.outside(inputs.flatten(1), *gradient) > rounding_error(direction(observation.round)):
+    if not len(inputs) or dense.outside(inputs.flatten(1), *gradient) > rounding_error(direction(observation.round)):
         return dense.DenseStatus.RESIDUAL
     return dense.DenseStatus.LAYER if explained is None else dense.DenseStatus.ELSEWHERE
 
@@ -223,6 +223,8 @@ def _solve_output(
         key = tuple(counts.tolist())
         if key not in tried:
             tried[key] = dense.solve_output_layer(weight, bias, *gradient, counts)
+            if not math.isfinite(tried[key].residual):
+                continue
             predicted = tried[key].signals.sum(0) + counts.to(guess) / batch
             waiting.append((predicted, dense.scale_of(tried[key].signals.sum(0), class_grad.double())))
     best = min(tried, key=lambda key: tried[key].residual)

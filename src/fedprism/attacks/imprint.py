@@ -77,7 +77,7 @@ class Imprint(UpdateAttack):
 
     @property
     def uses(self) -> frozenset[str]:
-        return frozenset({"batch_size", "bounds", "normalization", "loss"}) | FORWARD_USES
+        return frozenset({"batch_size", "bounds", "normalization", "loss"}) | FORWARD_USES - {"defense"}
 
     def not_worth(self, circumstances: Circumstances) -> str | None:
         if not circumstances.tampers:

@@ -50,7 +50,7 @@ TRACES_UPDATE = 0.5
 """Relative error of an update."""
 EXPLAINED_RESIDUAL = 0.05
 """The part of an update that may be left unexplained by what is said to account for it."""
-OWN_CHECKS = (DenseStatus.EXACT, DenseStatus.AGREED, ExactStatus.EXACT, ExactStatus.CONFIRMED)
+OWN_CHECKS = (DenseStatus.EXACT, DenseStatus.LAYER, DenseStatus.AGREED, ExactStatus.EXACT, ExactStatus.CONFIRMED)
 """Statuses of answers that an update bears out by itself, of a closed form and without any search."""
 
 

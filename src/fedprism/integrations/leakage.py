@@ -21,6 +21,8 @@ from fedprism.types import Knowledge, Observation, Round, Update
 
 log = logging.getLogger("fedprism")
 
+EXPLAINING = (DenseStatus.EXACT, DenseStatus.LAYER, DenseStatus.ELSEWHERE, DenseStatus.RESIDUAL)
+"""Statuses of answers that may explain the gradient of the layer they feed; how much of it is computed."""
 EXPLAINED = 0.1
 """Largest part of a layer's gradient that may lie outside the span of the inputs read off it."""
 
@@ -97,7 +99,7 @@ def samples_read(round_: Round, model: nn.Module | None, knowledge: Knowledge) -
     fraction = min(1.0, len(reconstruction.inputs) / size)
     if reconstruction.status == DenseStatus.AGREED:
         return fraction
-    if reconstruction.status not in (DenseStatus.EXACT, DenseStatus.RESIDUAL):
+    if reconstruction.status not in EXPLAINING:
         return 0.0
     layer = reconstruction.diagnostics["layer"]
     missed = unexplained(

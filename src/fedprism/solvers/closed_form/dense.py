@@ -149,11 +149,13 @@ def solve_output_layer(
         solution = least_squares(current.T, left)
         solution = _with_ones(solution, solution @ basis[:, -1])
     best_signals = signals(best)
+    # What more inputs would explain, too: else the fewest classes always explained most.
+    best_residual = math.hypot(best_residual, float(values[size:].norm() / values.norm()))
     status = DenseStatus.EXACT if explains(best_residual, weight.dtype) else DenseStatus.RESIDUAL
     # Where every class is present the signals add up to zero, and a mixture of samples cancels out. What a sample adds
     # may also be less than rounding error.
-    told_apart = int(torch.linalg.matrix_rank(best_signals, rtol=tolerance(weight.dtype)))
-    if status is DenseStatus.EXACT and told_apart < len(best_signals):
+    rtol = tolerance(weight.dtype)
+    if status is DenseStatus.EXACT and int(torch.linalg.matrix_rank(best_signals, rtol=rtol)) < len(best_signals):
         status = DenseStatus.UNDETERMINED
     if bool((counts > 1).any()):
         status = DenseStatus.BLENDED

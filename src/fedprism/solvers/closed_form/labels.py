@@ -34,8 +34,6 @@ PREDICTION_ERROR = 0.04
 """Relative error of an estimated mean prediction, of random networks on photographs and digits."""
 LABEL_SPREADS = (1.0, 30.0, 1e5)
 """Dirichlet concentrations of the labels that are held possible, from a few classes to all classes alike."""
-
-
 MOST_OFF = 0.05
 """In samples: how far from a whole number rounding leaves a count at most, in half precision too."""
 
@@ -110,6 +108,8 @@ def likeliest_scale(class_grad: Tensor, batch_size: int, probabilities: Tensor) 
     positive = class_grad > 0
     if batch_size < 1 or not bool(positive.any()):
         return 1.0
+    if len(class_grad) >= CROWDED_RATIO * batch_size:  # most classes are absent, and each of them tells the scale
+        return float((probabilities / class_grad)[positive].median())
     errors = (COUNT_ERROR**2 + (PREDICTION_ERROR * batch_size * probabilities).square()).sqrt()
     largest = ((probabilities + errors / batch_size) / class_grad)[positive].min()
     scales = largest * torch.logspace(math.log10(SMALLEST_SCALE), 0, SCALES, dtype=class_grad.dtype)
