@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -13,13 +14,16 @@ from torch import Tensor, nn
 
 import fedprism as fp
 from federations import flat
-from fedprism.evaluation import ceiling as ceilings
 from fedprism.evaluation.channel import channel
 from fedprism.solvers.bounds.cube import Cube
 
 DRAWS = 80
 """Private samples drawn from a cube: the mean error of the best attacker is then known to about a tenth."""
-SIDE = 4
+SHAPE = (1, 2, 4)
+"""Small enough to try all 256 vertices of a cube."""
+SIZE = 8
+CHOICE = 0.3
+"""Decibels by which cubes that leave the same doubt may differ."""
 SERVER = fp.threats.honest_but_curious
 D = fp.defenses
 
@@ -37,7 +41,7 @@ def network(seed: int, activation: Callable[[], nn.Module] = nn.ReLU) -> nn.Modu
         nn.Conv2d(1, 4, 3, padding=1),
         activation(),
         nn.Flatten(),
-        nn.Linear(4 * SIDE**2, 6),
+        nn.Linear(4 * SIZE, 6),
         activation(),
         nn.Linear(6, 3),
     )
@@ -45,7 +49,7 @@ def network(seed: int, activation: Callable[[], nn.Module] = nn.ReLU) -> nn.Modu
 
 def batch(size: int, seed: int = 0) -> fp.Batch:
     rng = torch.Generator().manual_seed(seed)
-    return fp.Batch(torch.rand(size, 1, SIDE, SIDE, generator=rng), torch.randint(3, (size,), generator=rng))
+    return fp.Batch(torch.rand(size, *SHAPE, generator=rng), torch.randint(3, (size,), generator=rng))
 
 
 def scenario(defense: D.Defense, seed: int = 0, size: int = 1, **changes: Any) -> fp.Scenario:
@@ -90,12 +94,6 @@ def best_error(given: fp.Scenario, cube: Cube, log_density: Callable[[Tensor], T
     return sum(errors) / DRAWS
 
 
-@pytest.fixture
-def few_directions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cubes of 64 vertices, all of which can be tried."""
-    monkeypatch.setattr(ceilings, "DIRECTIONS", 6)
-
-
 def gaussian(deviation: float) -> Callable[[Tensor], Tensor]:
     return lambda left: -(left / deviation).square().sum(1) / 2
 
@@ -113,10 +111,13 @@ CELLS = [
 ]
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize(("defense", "log_density"), CELLS, ids=[repr(cell[0]) for cell in CELLS])
+@pytest.mark.parametrize(
+    ("seed", "defense", "log_density"),
+    [(seed, *cell) for seed, cell in enumerate(CELLS)],
+    ids=[repr(cell[0]) for cell in CELLS],
+)
 def test_the_best_possible_attacker_does_not_beat_the_ceiling(
-    defense: D.Defense, log_density: Callable[[Tensor], Tensor], seed: int, few_directions: None
+    seed: int, defense: D.Defense, log_density: Callable[[Tensor], Tensor]
 ) -> None:
     given = scenario(defense, seed)
     ceiling = fp.ceiling(given, SERVER, seed=0)
@@ -129,7 +130,7 @@ def test_the_best_possible_attacker_does_not_beat_the_ceiling(
 
 def dense(seed: int) -> nn.Module:
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Flatten(), nn.Linear(SIDE**2, 12), nn.ReLU(), nn.Linear(12, 3))
+    return nn.Sequential(nn.Flatten(), nn.Linear(SIZE, 12), nn.ReLU(), nn.Linear(12, 3))
 
 
 @pytest.mark.parametrize("noise", [0.003, 0.03])
@@ -157,11 +158,12 @@ def test_no_attack_of_ours_is_above_the_ceiling(
     assert -10 * math.log10(sum(errors) / len(errors)) <= ceiling.values[0]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_it_falls_as_noise_grows_and_ends_at_the_prior(seed: int) -> None:
     noises = [1e-4, 1e-2, 1.0, 100.0]
     values = [fp.ceiling(scenario(D.GaussianNoise(noise), seed), SERVER, seed=0).values[0] for noise in noises]
-    assert values == sorted(values, reverse=True)
+    # Another cube may be chosen for more noise, which moves the prior's own ceiling a little.
+    assert all(more_noise <= less_noise + CHOICE for less_noise, more_noise in itertools.pairwise(values))
     assert values[0] > values[-1] + 20
     assert 12 < values[-1] < 16
 
@@ -239,21 +241,31 @@ def test_the_channel_knows_how_much_noise_is_seen(
         assert float(noise.std()) == pytest.approx(1, abs=0.1)
 
 
-def test_a_sample_of_a_batch_is_bounded_by_its_own_gradient_where_that_is_the_same() -> None:
-    given = scenario(D.GaussianNoise(0.1), size=4)
+def test_a_participant_knows_its_own_noise() -> None:
+    given = scenario(D.GaussianNoise(0.2), clients=[batch(2, 0), batch(2, 1), batch(2, 2)], protocol=fp.FedSGD(lr=0.5))
+    source = channel(given, fp.threats.curious_client, 0, client=1, row=0)
+    # Two of three clients in the mean, times the server's step.
+    assert source.deviations == (pytest.approx(0.5 * 0.2 * math.sqrt(2) / 3),)
+    ceiling = fp.ceiling(given, fp.threats.curious_client, seed=0)
+    assert len(ceiling.values) == 4
+
+
+@pytest.mark.parametrize("defense", [D.GaussianNoise(0.1), D.DpSgd(0.1, 1.0)])
+def test_a_sample_of_a_batch_is_bounded_by_its_own_gradient_where_that_is_the_same(defense: D.Defense) -> None:
+    given = scenario(defense, size=4)
     source = channel(given, SERVER, 0, client=0, row=1)
-    other = torch.rand(SIDE**2, generator=torch.Generator().manual_seed(5))
+    other = torch.rand(SIZE, generator=torch.Generator().manual_seed(5))
     single = source.alone(other)
     assert len(single.scenario.clients[0]) == 1
     expected = source.signal(source.pixels()) - source.signal(other)
     found = single.signal(source.pixels()) - single.signal(other)
     torch.testing.assert_close(found.norm(), expected.norm(), rtol=1e-3, atol=0)
-    normalised = nn.Sequential(nn.Flatten(), nn.Linear(SIDE**2, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+    normalised = nn.Sequential(nn.Flatten(), nn.Linear(SIZE, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
     assert channel(scenario(D.GaussianNoise(0.1), size=4, model=normalised), SERVER, 0, 0, 1).alone(other).row == 1
 
 
 def test_statistics_that_are_sent_without_noise_leave_no_ceiling() -> None:
-    model = nn.Sequential(nn.Flatten(), nn.Linear(SIDE**2, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(SIZE, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
     given = scenario(D.GaussianNoise(10.0), size=4, model=model)
     assert max(fp.ceiling(given, SERVER, seed=0).values) < 16
     assert fp.ceiling(dataclasses.replace(given, sends_buffers=True), SERVER, seed=0).values == (math.inf,) * 4
@@ -271,7 +283,7 @@ def test_samples_that_are_not_drawn_are_not_listed_and_pixels_are_as_the_model_w
     assert len(ceiling.values) == len(truth.inputs) == 1
     assert 12 < ceiling.values[0] < 16
     assert ceiling.witness is not None
-    assert ceiling.witness.shape == (2, 1, SIDE, SIDE)
+    assert ceiling.witness.shape == (2, *SHAPE)
     assert float(ceiling.witness.min()) < -0.5
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedprism.client.update import FedAvg
 from fedprism.defenses import DpSgd, GaussianNoise
-from fedprism.errors import BadInput
+from fedprism.errors import BadInput, NotApplicable
 from fedprism.evaluation.channel import Channel, channel
 from fedprism.losses import resolve
 from fedprism.randomness import generator, seeded_layers
@@ -25,22 +25,16 @@ from fedprism.simulation.scenario import Scenario
 from fedprism.solvers.bounds.cube import Bound, Cube, without_looking
 from fedprism.solvers.bounds.natural import natural_prior
 from fedprism.solvers.bounds.overlap import gaussian_doubt
-from fedprism.solvers.bounds.search import Effort, Prior, linearised_error, prior_cube, tightest
+from fedprism.solvers.bounds.search import MOST_ADAPTED, Effort, Prior, linearised_error, prior_cube, tightest
 from fedprism.threats import ThreatModel
 from fedprism.truth import Truth
 
-UPDATES = 200
-"""Updates that may be computed for one cell, whole batches counted; the thorough search takes about as many."""
-LEAST_UPDATES = 56
-"""Updates for each sample, if the batch is so large that its part of UPDATES is smaller."""
-DIRECTIONS = 48
-"""Directions of the hypercube: of 32 x 32 photographs they hold four fifths of the variance (1 dB)."""
 FREE_PAIRS = 500
 """Pairs for the accountant's bound, which computes no updates."""
-THOROUGH = Effort(tried=6, certified=40, adapts=True)
-"""49 updates for directions, up to 72 to choose a cube, 80 to certify it."""
-QUICK = Effort(tried=3, certified=16, adapts=False)
-"""Up to 24 updates to choose a cube, 32 to certify it."""
+THOROUGH = Effort(tried=6, certified=50, adapts=True)
+"""Mostly 110 updates to choose a cube, at most 168 (89 more for samples of 64 values); 100 to certify it."""
+QUICK = Effort(tried=4, certified=16, adapts=False)
+"""Mostly 70 updates to choose a cube, at most 112; 32 to certify it: per sample, if gradients of a batch meet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +60,14 @@ class Ceiling:
     """The hypercube around each sample, in pixels from 0 to 1."""
 
 
-def ceiling(scenario: Scenario, threat: ThreatModel, *, seed: int, confidence: float = 0.95) -> Ceiling:
+def ceiling(
+    scenario: Scenario,
+    threat: ThreatModel,
+    *,
+    seed: int,
+    confidence: float = 0.95,
+    device: str | torch.device | None = None,
+) -> Ceiling:
     """The best mean PSNR in decibels that any attacker could reach, for each private sample.
 
     Each private sample is hidden among the vertices of a hypercube around it; the attacker is granted all else, and
@@ -74,27 +75,30 @@ def ceiling(scenario: Scenario, threat: ThreatModel, *, seed: int, confidence: f
     """
     if not 0 < confidence < 1:
         raise BadInput(f"expected a confidence between 0 and 1, found {confidence}; 0.95 is common.")
-    truth = simulate(scenario, threat, seed=seed, device="cpu")[1]
-    places = _places(scenario, truth)
-    shape = tuple(scenario.clients[0].inputs.shape[1:])
-    prior, sentence = natural_prior(shape, DIRECTIONS)
-    sources = [channel(scenario, threat, seed, *place) for place in places]
+    if not isinstance(scenario.clients[0].inputs, Tensor) or not scenario.clients[0].inputs.is_floating_point():
+        raise NotApplicable(
+            "A ceiling expects inputs that are one floating-point tensor, found tokens, categories or several inputs; "
+            "leave the ceiling out."
+        )
+    _, truth = simulate(scenario, threat, seed=seed, device=device)
+    sources = [channel(scenario, threat, seed, *place, device=device) for place in _places(scenario, truth)]
+    prior, sentence = natural_prior(tuple(scenario.clients[0].inputs.shape[1:]))
     promised = _from_epsilon(scenario, threat, sources, prior, confidence, seed)
-    reason = _not_covered(scenario, threat, sources[0])
+    reason, estimates = _not_covered(scenario, threat, sources[0]), None
     if reason:
         bounds = [Bound(0.0, prior_cube(source.pixels(), prior), 0, None) for source in sources]
-        estimates = None
     else:
         bounds, estimates = _bounds(sources, prior, seed, confidence, smooth=_is_smooth(scenario))
-    values = [_decibels(bound.error) for bound in bounds]
-    best = max(bounds, key=lambda bound: (bound.error, bound.pairs))
-    witness = None if best.witness is None else sources[bounds.index(best)].inputs(best.witness)
+    best = max(range(len(bounds)), key=lambda number: bounds[number].error)
+    witness = bounds[best].witness
+    if reason and promised is not None:
+        reason += " What the accountant guarantees holds all the same."
     return Ceiling(
         metric="psnr",
-        values=tuple(min(value, math.inf if promised is None else promised) for value in values),
+        values=tuple(min(_decibels(bound.error), math.inf if promised is None else promised) for bound in bounds),
         confidence=confidence,
         pairs=sum(bound.pairs for bound in bounds),
-        witness=witness,
+        witness=None if witness is None else sources[best].inputs(witness),
         prior=sentence,
         linearised=estimates,
         from_epsilon=promised,
@@ -112,16 +116,10 @@ def _bounds(
         center = source.pixels()
         # Computing a sample's own gradient is cheaper than that of its batch, if only the sample's part differs.
         used = source.alone(prior_cube(center, prior).draw(rng))
-        affordable = UPDATES if used is not source else max(LEAST_UPDATES, UPDATES // len(sources))
-        effort = THOROUGH if affordable >= UPDATES else QUICK
-        bounds.append(
-            tightest(
-                center, prior, used.signal, used.doubt, noisy=used.noise is not None, effort=effort,
-                confidence=confidence, rng=rng,
-            )
-        )  # fmt: skip
-        if smooth and effort is THOROUGH and isinstance(used.noise, GaussianNoise | DpSgd):
-            estimates.append(_decibels(linearised_error(center, prior, used.signal, rng)))
+        effort = THOROUGH if used is not source or len(sources) == 1 else QUICK
+        bounds.append(tightest(center, prior, used.signal, used.doubt, effort=effort, confidence=confidence, rng=rng))
+        if smooth and center.numel() <= MOST_ADAPTED and isinstance(used.noise, GaussianNoise | DpSgd):
+            estimates.append(_decibels(linearised_error(center, prior, used.signal)))
     return bounds, tuple(estimates) if len(estimates) == len(sources) else None
 
 
@@ -179,7 +177,8 @@ def _is_smooth(scenario: Scenario) -> bool:
             outputs = model.eval()(data.inputs.to(next(model.parameters()).device))
         finally:
             model.train(training)
-        return not first_nonsmooth_op(resolve(scenario.loss)(outputs, data.labels.to(outputs.device)))
+        loss = scenario.defense.on_loss(resolve(scenario.loss))(outputs, data.labels.to(outputs.device))
+        return not first_nonsmooth_op(loss)
 
 
 def _from_epsilon(

@@ -8,6 +8,7 @@ differentiated, so that kinks, rounding, pruning and clipping are covered.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -22,11 +23,28 @@ Doubt = Callable[[Tensor], float]
 """From the difference of two updates to the doubt that is left between them, in [0, 1]."""
 
 
+class Basis(NamedTuple):
+    """Orthonormal directions (d, d): the Kronecker product of square `factors`, whose rows are directions."""
+
+    factors: tuple[Tensor, ...]
+
+    def combine(self, coefficients: Tensor) -> Tensor:
+        """The directions weighted by `coefficients` (d,) and added up: (d,)."""
+        combined = coefficients.view([len(factor) for factor in self.factors])
+        for axis, factor in enumerate(self.factors):
+            combined = torch.tensordot(combined, factor, ([axis], [0])).movedim(-1, axis)
+        return combined.flatten()
+
+    def direction(self, number: int) -> Tensor:
+        size = math.prod(map(len, self.factors))
+        return self.combine((torch.arange(size) == number).to(self.factors[0]))
+
+
 class Cube(NamedTuple):
-    """`center` (d,) in [0, 1], orthonormal `directions` (m, d) and how long a `step` (m,) is along each."""
+    """`center` (d,) in [0, 1], orthonormal directions, and how long a step (d,) is along each of them."""
 
     center: Tensor
-    directions: Tensor
+    basis: Basis
     steps: Tensor
 
     @property
@@ -35,7 +53,7 @@ class Cube(NamedTuple):
         return float(self.steps.square().sum() / 4 / self.center.numel())
 
     def vertex(self, signs: Tensor) -> Tensor:
-        return (self.center + (signs * self.steps / 2) @ self.directions).clamp(0, 1)
+        return (self.center + self.basis.combine(signs * self.steps / 2)).clamp(0, 1)
 
     def draw(self, rng: torch.Generator) -> Tensor:
         """One of the vertices, all equally likely."""
@@ -50,7 +68,7 @@ class Cube(NamedTuple):
         signs[number] = -1
         second = self.vertex(signs)
         # Cutting off at the bounds shortens steps: what counts is what is left along the direction.
-        left = float((first - second) @ self.directions[number] / self.steps[number])
+        left = float((first - second) @ self.basis.direction(number) / self.steps[number])
         return Pair(first, second, min(left**2, 1.0))
 
 
@@ -72,10 +90,14 @@ class Bound(NamedTuple):
     """(2, d): of the pairs tried the one that is furthest apart and least told apart."""
 
 
-def estimate(cube: Cube, signal: Signal, doubt: Doubt, pairs: int, rng: torch.Generator) -> float:
-    """The bound of a cube without any confidence: good enough to choose one."""
+def promise(cube: Cube, signal: Signal, doubt: Doubt, pairs: int, rng: torch.Generator) -> float:
+    """What to expect of a cube, from a few pairs, to choose one by.
+
+    The square of the mean root lies below the mean, the more so the more the values differ: few pairs that leave much
+    doubt among many that leave none would be worth little once certified.
+    """
     values = [_value(pair, signal, doubt) for pair in (cube.pair(rng) for _ in range(pairs))]
-    return cube.blind_error * sum(values) / pairs
+    return cube.blind_error * (math.fsum(map(math.sqrt, values)) / pairs) ** 2
 
 
 def certify(cube: Cube, signal: Signal, doubt: Doubt, *, pairs: int, confidence: float, rng: torch.Generator) -> Bound:

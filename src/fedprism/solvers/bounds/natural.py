@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from fedprism.solvers.bounds.cube import Basis
 from fedprism.solvers.bounds.search import Prior
 
 DEVIATION = 0.25
@@ -22,21 +23,18 @@ IMAGES = "natural images: pixels in [0, 1] of standard deviation 0.25, variance 
 COLUMNS = "independent values, equally likely anywhere in [0, 1]"
 
 
-def natural_prior(shape: tuple[int, ...], most: int) -> tuple[Prior, str]:
-    """The `most` directions along which samples of this shape vary most, and the prior in words."""
+def natural_prior(shape: tuple[int, ...]) -> tuple[Prior, str]:
+    """How much samples of this shape vary along which directions, and the same in words."""
     if len(shape) != 3 or min(shape[1:]) < 2:
         size = math.prod(shape)
-        kept = torch.arange(size) if size <= most else torch.linspace(0, size - 1, most).long()
-        return Prior(torch.eye(size)[kept], torch.full((len(kept),), COLUMN_DEVIATION**2)), COLUMNS
+        return Prior(Basis((torch.eye(size),)), torch.full((size,), COLUMN_DEVIATION**2)), COLUMNS
     channels, height, width = shape
     frequencies = torch.arange(height).unsqueeze(1) ** 2 + torch.arange(width) ** 2
     fall = (1.0 + frequencies.double()) ** -FALL
     colours, parts = _colours(channels)
     variances = parts[:, None, None] * fall / fall.sum() * DEVIATION**2 * math.prod(shape)
-    strongest = variances.flatten().argsort(descending=True, stable=True)[:most]
-    colour, row, column = torch.unravel_index(strongest, variances.shape)
-    waves = torch.einsum("kc,kh,kw->kchw", colours[colour], _cosines(height)[row], _cosines(width)[column])
-    return Prior(waves.flatten(1).float(), variances.flatten()[strongest].float()), IMAGES
+    waves = Basis((colours.float(), _cosines(height).float(), _cosines(width).float()))
+    return Prior(waves, variances.flatten().float()), IMAGES
 
 
 def _colours(channels: int) -> tuple[Tensor, Tensor]:

@@ -1,43 +1,51 @@
 """Which hypercube gives the most: along the directions, and at the lengths, that the update tells least about.
 
-The vertices' covariance never exceeds the prior's, so that no vertex is less plausible than a draw from it. The
-directions are the principal axes of the linearised posterior, with derivatives replaced by differences over steps of
-the prior's own length. Every choice is made on pairs of its own; a last set of pairs then certifies the one chosen.
+The vertices' covariance never exceeds the prior's, so that no vertex is less plausible than a draw from it. Steps along
+all directions of the prior are cut to one length, as water would fill them: what noise hides most are the many
+directions along which samples vary little. Where samples are small, the axes of the linearised posterior are tried as
+well. Every choice is made on pairs of its own; a last set of pairs then certifies the cube that was chosen.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedprism.solvers.bounds.cube import Bound, Cube, Doubt, Signal, certify, estimate
+from fedprism.solvers.bounds.cube import Basis, Bound, Cube, Doubt, Signal, certify, promise
 
+LEVELS = (math.inf, 0.25, 0.06, 0.015, 4e-3, 1e-3, 2.5e-4, 6e-5)
+"""Half steps, in the unit of the values, that the prior's standard deviations are cut to: 12 to about 85 dB."""
+FINER = (2.0, 0.5)
+"""Factors by which the best of these levels is then changed."""
+WIDEST = 1.0
+"""What they change if the prior's own deviations, not cut, are best: the range of the values."""
+SCALES = (1.0, 0.5)
+"""Parts of the posterior's standard deviations that are tried as half steps."""
 SECANT = 0.1
-"""Length, in standard deviations of the prior, of the differences that stand for derivatives."""
+"""Length, in standard deviations of the prior, of the differences that stand for derivatives across kinks."""
 TINY_SECANT = 1e-3
-"""The same for networks without kinks, where the derivative itself is wanted."""
-SCALES = (1.0, 0.5, 0.25, 0.1)
-"""Parts of the standard deviations that are tried as half steps: longer ones are less plausible than the prior."""
-EXACT_SCALES = (1.0, 0.1, 0.01)
-"""The same where there is no noise, and only equal updates count."""
-ENTRIES = 2**18
-"""Entries of the update, drawn at random, that directions are chosen by: a bound on memory."""
+"""The same where there are no kinks and the derivative itself is wanted."""
+MOST_ADAPTED = 64
+"""Values of a sample up to which directions are adapted: each costs an update."""
+FINALISTS, SECOND_LOOK = 2, 2
+"""How many cubes are tried again before one is certified, and on how many times as many pairs."""
 NEARLY_BLIND = 0.9
-"""Part of the blind error from which a cube of the prior's own size needs no better directions: half a decibel."""
+"""Part of the prior's variance from which a cube needs no improvement: half a decibel."""
 
 
 class Prior(NamedTuple):
-    """Orthonormal `directions` (r, d) and the `variances` (r,) of samples along them."""
+    """How much samples vary: `variances` (d,) along the directions of `basis`."""
 
-    directions: Tensor
+    basis: Basis
     variances: Tensor
 
 
 class Effort(NamedTuple):
-    """Pairs for each cube that is tried, pairs for the one chosen, and whether directions are adapted."""
+    """Pairs for each cube that is tried, pairs for the one chosen, and whether directions may be adapted."""
 
     tried: int
     certified: int
@@ -50,74 +58,77 @@ def tightest(
     signal: Signal,
     doubt: Doubt,
     *,
-    noisy: bool,
     effort: Effort,
     confidence: float,
     rng: torch.Generator,
 ) -> Bound:
     """The highest lower bound of the mean squared error that is reached on cubes around `center`."""
-    seed = int(torch.randint(2**62, (), generator=rng))
-    chosen, most = None, 0.0
-    for cube in _candidates(center, prior, signal, noisy=noisy, adapts=effort.adapts, rng=rng):
+    seed, scored = int(torch.randint(2**62, (), generator=rng)), list[tuple[float, Cube]]()
+
+    def score(cube: Cube, rounds: int = 1) -> float:
         # The same draws for every cube: their differences vary less than their values.
-        error = estimate(cube, signal, doubt, effort.tried, torch.Generator().manual_seed(seed))
-        if chosen is None or error > most:
-            chosen, most = cube, error
-        if error >= NEARLY_BLIND * float(prior.variances.sum()) / center.numel():
+        draws = torch.Generator().manual_seed(seed + rounds)
+        return promise(cube, signal, doubt, rounds * effort.tried, draws)
+
+    most, level = 0.0, math.inf
+    for next_level in LEVELS:
+        cube = prior_cube(center, prior, next_level)
+        if cube.blind_error <= most:
+            break  # shorter steps cannot give more
+        scored.append((score(cube), cube))
+        most, level = max((most, level), (scored[-1][0], next_level), key=lambda entry: entry[0])
+        if most >= NEARLY_BLIND * float(prior.variances.mean()):
             break
-    assert chosen is not None
-    if most == 0.0 and not noisy:
-        return Bound(0.0, chosen, effort.tried * len(EXACT_SCALES), None)
+    if most == 0:
+        return Bound(0.0, scored[0][1], effort.tried * len(scored), None)
+    refined = _refined(center, prior, signal, min(level, WIDEST), adapts=effort.adapts)
+    scored += [(score(cube), cube) for cube in refined if cube.blind_error > most]
+    finalists = sorted(scored, key=lambda entry: entry[0], reverse=True)[:FINALISTS]
+    # A few pairs can mislead: those that look best are looked at again.
+    chosen = max((cube for _, cube in finalists), key=lambda cube: score(cube, SECOND_LOOK))
     return certify(chosen, signal, doubt, pairs=effort.certified, confidence=confidence, rng=rng)
 
 
-def prior_cube(center: Tensor, prior: Prior, scale: float = 1.0) -> Cube:
-    """The cube whose vertices have the prior's variances, times scale²."""
-    return Cube(center, prior.directions, 2 * scale * prior.variances.sqrt())
+def prior_cube(center: Tensor, prior: Prior, level: float = math.inf) -> Cube:
+    """The cube with the prior's standard deviations, cut to `level`, as half steps."""
+    return Cube(center, prior.basis, 2 * prior.variances.sqrt().clamp(max=level))
 
 
-def posterior(prior: Prior, information: Tensor) -> tuple[Tensor, Tensor]:
-    """Variances (r,) and axes (r, d) of what is left open: (C⁻¹ + information)⁻¹ along the prior's directions."""
+def posterior(prior: Prior, information: Tensor) -> Prior:
+    """What is left open: (C⁻¹ + information)⁻¹, in its own axes. `information` (d, d) is along the prior's."""
     # Scaled by the prior, because variances differ by many orders of magnitude.
     root = prior.variances.double().sqrt()
     told = torch.eye(len(root), dtype=torch.float64) + root[:, None] * information.double() * root
     covariance = root[:, None] * torch.linalg.inv(told) * root
     variances, axes = torch.linalg.eigh((covariance + covariance.T) / 2)
-    return variances.clamp(min=0).to(prior.variances), axes.T.to(prior.directions) @ prior.directions
+    rows = torch.stack([prior.basis.combine(axis) for axis in axes.T.to(prior.variances)])
+    return Prior(Basis((rows,)), variances.clamp(min=0).to(prior.variances))
 
 
-def information_about(center: Tensor, prior: Prior, signal: Signal, length: float, rng: torch.Generator) -> Tensor:
-    """JᵀJ (r, r) along the prior's directions, by differences of `length` standard deviations, inside [0, 1]."""
-    start = signal(center)
-    entries = torch.randint(start.numel(), (ENTRIES,), generator=rng) if start.numel() > ENTRIES else None
-    rows = []
-    for direction, variance in zip(prior.directions, prior.variances, strict=True):
-        step = length * float(variance.sqrt()) * direction
-        moved = max(((center + step).clamp(0, 1), (center - step).clamp(0, 1)), key=lambda x: _along(x - center, step))
-        along = float((moved - center) @ direction)
-        slope = (signal(moved) - start) / along if along else torch.zeros_like(start)
-        rows.append(slope if entries is None else slope[entries] * (start.numel() / ENTRIES) ** 0.5)
+def information_about(center: Tensor, prior: Prior, signal: Signal, length: float) -> Tensor:
+    """JᵀJ (d, d) along the prior's directions, by differences of `length` standard deviations, inside [0, 1]."""
+    start, rows = signal(center), []
+    for number, deviation in enumerate(prior.variances.sqrt().tolist()):
+        direction = prior.basis.direction(number)
+        sides = [(center + sign * length * deviation * direction).clamp(0, 1) - center for sign in (1, -1)]
+        moved = max(sides, key=lambda side: abs(float(side @ direction)))
+        along = float(moved @ direction)
+        rows.append((signal(center + moved) - start) / along if along else torch.zeros_like(start))
     slopes = torch.stack(rows).double()
     return slopes @ slopes.T
 
 
-def linearised_error(center: Tensor, prior: Prior, signal: Signal, rng: torch.Generator) -> float:
+def linearised_error(center: Tensor, prior: Prior, signal: Signal) -> float:
     """Error per value of the best linear estimate, if the update were linear in the sample and its noise Gaussian."""
-    variances, _ = posterior(prior, information_about(center, prior, signal, TINY_SECANT, rng))
-    return float(variances.sum() / center.numel())
+    return float(posterior(prior, information_about(center, prior, signal, TINY_SECANT)).variances.mean())
 
 
-def _candidates(
-    center: Tensor, prior: Prior, signal: Signal, *, noisy: bool, adapts: bool, rng: torch.Generator
-) -> Iterator[Cube]:
-    for scale in SCALES[:1] if noisy and adapts else SCALES if noisy else EXACT_SCALES:
-        yield prior_cube(center, prior, scale)
-    if noisy and adapts:
-        left_open, axes = posterior(prior, information_about(center, prior, signal, SECANT, rng))
+def _refined(center: Tensor, prior: Prior, signal: Signal, level: float, *, adapts: bool) -> Iterator[Cube]:
+    """Levels beside the best, and the linearised posterior's axes."""
+    for factor in FINER:
+        if factor * level < float(prior.variances.max().sqrt()):
+            yield prior_cube(center, prior, factor * level)
+    if adapts and center.numel() <= MOST_ADAPTED:
+        left_open = posterior(prior, information_about(center, prior, signal, SECANT))
         for scale in SCALES:
-            yield prior_cube(center, Prior(axes, left_open), scale)
-        yield prior_cube(center, prior, SCALES[2])
-
-
-def _along(moved: Tensor, step: Tensor) -> float:
-    return abs(float(moved @ step))
+            yield prior_cube(center, left_open._replace(variances=scale**2 * left_open.variances))
