@@ -222,7 +222,7 @@ def test_what_is_no_file_is_not_read(
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("format", "fedprism-audit/2"), ("format", 1), ("versions", {"fedprism": "99"}), ("fingerprint", {})],
+    [("format", "fedprism-audit/3"), ("format", 1), ("versions", {"fedprism": "99"}), ("fingerprint", {})],
 )
 def test_another_version_is_not_continued(key: str, value: object, whole: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(whole, tmp_path / "audit"))
@@ -236,6 +236,6 @@ def test_every_kind_of_outcome_is_among_them(whole: Path) -> None:
     """The mutations start from something worth spoiling."""
     audit = load_audit(whole)
     assert {finished.state for finished in audit} >= {"done", "skipped"}
-    assert {finished.description["kind"] for finished in audit} == {"attack", "utility"}
+    assert {finished.description["kind"] for finished in audit} == {"attack", "ceiling", "utility"}
     assert audit.columns is not None
     assert list(whole.glob("samples/*"))

@@ -183,7 +183,7 @@ class Bounding(_OfCell):
 
     def run(self, device: str | None) -> Outcome:
         scenario, _ = _scenario(self.setup, self.cell)
-        bound = ceiling(scenario, self.cell.threat.method, seed=self.cell.seed)
+        bound = ceiling(scenario, self.cell.threat.method, seed=self.cell.seed, device=device)
         kept = {field: getattr(bound, field) for field in CEILING_KEPT}
         record = Record(
             kind="ceiling",

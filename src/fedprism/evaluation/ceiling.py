@@ -32,10 +32,10 @@ from fedprism.truth import Truth
 
 FREE_PAIRS = 500
 """Pairs for the accountant's bound, which computes no updates."""
-THOROUGH = Effort(tried=6, certified=60, adapts=True)
-"""Mostly 60 updates to choose a cube, at most 120 (89 more for samples of 64 values); 120 to certify it."""
+THOROUGH = Effort(tried=6, certified=50, adapts=True)
+"""Mostly 110 updates to choose a cube, at most 168 (89 more for samples of 64 values); 100 to certify it."""
 QUICK = Effort(tried=4, certified=16, adapts=False)
-"""Mostly 40 updates to choose a cube, at most 80; 32 to certify it, for each sample of a batch whose gradients meet."""
+"""Mostly 70 updates to choose a cube, at most 112; 32 to certify it: per sample, if gradients of a batch meet."""
 
 
 @dataclass(frozen=True, kw_only=True)

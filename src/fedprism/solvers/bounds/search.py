@@ -31,6 +31,8 @@ TINY_SECANT = 1e-3
 """The same where there are no kinks and the derivative itself is wanted."""
 MOST_ADAPTED = 64
 """Values of a sample up to which directions are adapted: each costs an update."""
+FINALISTS, SECOND_LOOK = 2, 2
+"""How many cubes are tried again before one is certified, and on how many times as many pairs."""
 NEARLY_BLIND = 0.9
 """Part of the prior's variance from which a cube needs no improvement: half a decibel."""
 
@@ -61,28 +63,29 @@ def tightest(
     rng: torch.Generator,
 ) -> Bound:
     """The highest lower bound of the mean squared error that is reached on cubes around `center`."""
-    seed, tried = int(torch.randint(2**62, (), generator=rng)), 0
+    seed, scored = int(torch.randint(2**62, (), generator=rng)), list[tuple[float, Cube]]()
 
-    def score(cube: Cube) -> float:
+    def score(cube: Cube, rounds: int = 1) -> float:
         # The same draws for every cube: their differences vary less than their values.
-        nonlocal tried
-        tried += effort.tried
-        return promise(cube, signal, doubt, effort.tried, torch.Generator().manual_seed(seed))
+        draws = torch.Generator().manual_seed(seed + rounds)
+        return promise(cube, signal, doubt, rounds * effort.tried, draws)
 
-    chosen, most, level = prior_cube(center, prior), 0.0, math.inf
+    most, level = 0.0, math.inf
     for next_level in LEVELS:
         cube = prior_cube(center, prior, next_level)
         if cube.blind_error <= most:
             break  # shorter steps cannot give more
-        error = score(cube)
-        chosen, most, level = (cube, error, next_level) if error > most else (chosen, most, level)
-        if error >= NEARLY_BLIND * float(prior.variances.mean()):
+        scored.append((score(cube), cube))
+        most, level = max((most, level), (scored[-1][0], next_level), key=lambda entry: entry[0])
+        if most >= NEARLY_BLIND * float(prior.variances.mean()):
             break
     if most == 0:
-        return Bound(0.0, chosen, tried, None)
-    for cube in _refined(center, prior, signal, min(level, WIDEST), adapts=effort.adapts):
-        error = score(cube)
-        chosen, most = (cube, error) if error > most else (chosen, most)
+        return Bound(0.0, scored[0][1], effort.tried * len(scored), None)
+    refined = _refined(center, prior, signal, min(level, WIDEST), adapts=effort.adapts)
+    scored += [(score(cube), cube) for cube in refined if cube.blind_error > most]
+    finalists = sorted(scored, key=lambda entry: entry[0], reverse=True)[:FINALISTS]
+    # A few pairs can mislead: those that look best are looked at again.
+    chosen = max((cube for _, cube in finalists), key=lambda cube: score(cube, SECOND_LOOK))
     return certify(chosen, signal, doubt, pairs=effort.certified, confidence=confidence, rng=rng)
 
 
