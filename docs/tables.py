@@ -19,8 +19,10 @@ from pathlib import Path
 
 from fedprism.attacks import ATTACKS, Attack
 from fedprism.attacks.class_fishing import FishingStatus
+from fedprism.attacks.embedding_inversion.answer import LookupStatus
 from fedprism.attacks.imprint import ImprintStatus
 from fedprism.attacks.mkor.reading import ReadingStatus
+from fedprism.attacks.row_space_inversion import RowSpaceStatus
 from fedprism.defenses import DEFENSES, Defense
 from fedprism.solvers import (
     DecodeStatus,
@@ -52,6 +54,8 @@ CHAIN = "a chain of convolutions, ReLUs or sigmoids and pools, then dense layers
 WORKS_ON = {
     "dense-inversion": DENSE_FIRST,
     "patch-inversion": "patches that do not overlap, with a position parameter (Vision Transformers); one sample",
+    "embedding-inversion": "tables that tokens or categories of the input are looked up in, and a dense layer behind",
+    "row-space-inversion": "a first layer at fewer places than units: recurrent, short series, shared encoders, LoRA",
     "gradient-matching": ANY_NETWORK,
     "dlg": ANY_NETWORK,
     "idlg": ANY_NETWORK,
@@ -82,6 +86,8 @@ SAYS: dict[str, tuple[type[StrEnum], ...]] = {
     **dict.fromkeys(WORKS_ON, MATCHING),
     "dense-inversion": (DenseStatus,),
     "patch-inversion": (PatchStatus,),
+    "embedding-inversion": (LookupStatus,),
+    "row-space-inversion": (RowSpaceStatus,),
     "cocktail-party": (ExactStatus, UnmixStatus),
     "disaggregation": (UserStatus,),
     "property-inference": (PropertyStatus,),

@@ -17,13 +17,14 @@ def main() -> None:
     setup = audit.prepare(Path(__file__).with_name("audit_plan.toml"))
     gate = audit.parse_gate("columns=0.5", ["columns"])
     with tempfile.TemporaryDirectory() as folder:
-        found = audit.run_audit(setup, folder, gates=[gate])
+        found = audit.run_audit(setup, folder, checks=audit.Checks(gates=(gate,)))
         for row in found.summary:
             cell, columns = row["cell"], row["metrics"]["columns"]
             print(
                 f"{cell['attack']:>15}, batch of {cell['batch_size']}, {cell['defense']}: {columns['mean']:.0%} of the "
-                f"columns came back, {columns['null']:.0%} without any attack"
+                f"columns were recovered, {columns['null']:.0%} without any attack"
             )
+        print(*found.conclusion["sentences"], sep="\n")
         print(f"{len(found)} records; {sum(outcome.state == 'failed' for outcome in found)} failed")
 
 

@@ -36,7 +36,7 @@ def trials(conditions: Conditions) -> Iterator[Comparison]:
     attack = GradientMatching(
         labels=Labels.KNOWN, priors=(TotalVariation(1e-4),), optimizer=LBFGS(inner=1), lr=RATE, iterations=iterations
     )
-    together, everything = SideBySide(attack=attack, memory=2**33 if device.type == "cuda" else 2**31), joined(parts)
+    together, everything = SideBySide(attack=attack), joined(parts)
 
     def quality(found: list[fp.Reconstruction]) -> str:
         """Of the trials that both ran."""

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.functional import cosine_similarity
 
 import fedprism as fp
+from fedprism.attacks.cocktail_party import ONLY_THE_LAYER
 from fedprism.attacks.gradient_matching.forward import forward_model
 from fedprism.solvers import ExactStatus, FeatureInversion, UnmixStatus
 from fedprism.solvers.matching.distances import cosine
@@ -69,7 +70,7 @@ def test_matching_brings_the_gradient_closer(digits: fp.data.ImageSet) -> None:
             fp.run(dataclasses.replace(bare, matching=weight), observation, seed=seed, device="cpu")
             for weight in (0.0, 1.0)
         )
-        assert plain.status == matched.status == ExactStatus.EXACT
+        assert plain.status == matched.status == ONLY_THE_LAYER.format(ExactStatus.EXACT)
         assert torch.equal(plain.features, matched.features)
         ratios.append(mismatch(observation, matched) / mismatch(observation, plain))
     # Of 14 seeds 0.01 to 0.67, and 1 for two whose images matching leaves as they are.
@@ -96,7 +97,7 @@ def test_as_many_images_as_asked_for_and_the_features_of_all(
 ) -> None:
     everything = fp.run(PLAIN, observation, device="cpu")
     found = fp.run(dataclasses.replace(PLAIN, images=2), observation, device="cpu")
-    assert found.status == ExactStatus.EXACT
+    assert found.status == ONLY_THE_LAYER.format(ExactStatus.EXACT)
     assert found.inputs is not None
     assert found.inputs.shape == (2, *SHAPE)
     assert len(found.diagnostics["feature_cosines"]) == 2
@@ -115,7 +116,10 @@ def test_as_many_images_as_asked_for_and_the_features_of_all(
 def test_matching_is_left_out_for_a_part_of_the_batch(observation: fp.Observation, images: int) -> None:
     few = dataclasses.replace(PLAIN, images=images)
     found = fp.run(dataclasses.replace(few, matching=1.0), observation, device="cpu")
-    assert found.status == f"{ExactStatus.EXACT}{LEFT_OUT}only {images} of {COUNT} images were to be inverted"
+    assert (
+        found.status
+        == f"{ONLY_THE_LAYER.format(ExactStatus.EXACT)}{LEFT_OUT}only {images} of {COUNT} images were to be inverted"
+    )
     plain = fp.run(few, observation, device="cpu")
     assert LEFT_OUT not in plain.status
     if images == 0:
@@ -127,7 +131,7 @@ def test_matching_is_left_out_for_a_part_of_the_batch(observation: fp.Observatio
 @pytest.mark.parametrize("images", [COUNT, COUNT + 3])
 def test_matching_is_not_left_out_where_all_are_asked_for(observation: fp.Observation, images: int) -> None:
     found = fp.run(dataclasses.replace(MATCHED, images=images), observation, device="cpu")
-    assert found.status == ExactStatus.EXACT
+    assert found.status == ONLY_THE_LAYER.format(ExactStatus.EXACT)
     assert torch.equal(found.inputs, fp.run(MATCHED, observation, device="cpu").inputs)
 
 

@@ -80,6 +80,17 @@ def test_sound_and_volumes(shape: tuple[int, ...]) -> None:
     assert found.status == EXACT
 
 
+def test_a_border_that_no_patch_holds_is_named() -> None:
+    shape = (3, 18, 16)
+    image = torch.rand(1, *shape, generator=torch.Generator().manual_seed(2))
+    scenario = fp.Scenario(model=small_vit(0, shape, patch=4), clients=[fp.Batch(image, torch.tensor([3]))])
+    found = fp.run(INVERT, fp.simulate(scenario, fp.threats.honest_but_curious)[0])
+    assert found.inputs is not None
+    assert (found.inputs[:, :, :16] - image[:, :, :16]).abs().max() < 1e-2
+    assert torch.equal(found.inputs[:, :, 16:], torch.full((1, 3, 2, 16), 0.5))
+    assert found.status == EXACT + "; 96 values are in no patch and stay unknown"
+
+
 @pytest.mark.parametrize("factor", [1e-6, 1e-2, 2.0, 1e6])
 @pytest.mark.parametrize("kind", ["gradient", "delta"])
 def test_the_scale_of_an_update_plays_no_part(

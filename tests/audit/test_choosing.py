@@ -106,11 +106,29 @@ def test_batch_norm_is_attacked_by_a_server_that_is_sent_its_statistics(tmp_path
     assert ("inverting-gradients", "honest_but_curious") in combinations(laid)
     again = reasons(laid)["inverting-gradients under honest_but_curious +batchnorm_running"]
     assert again == "it makes no use of knowing batchnorm_running"
-    short = f'{text}[grid]\nattacks = [{{name = "bn-infer", iterations = 2}}]\nbatch_sizes = [2]\nseeds = [0]\n[scores]\nceiling = false\n'
-    (tmp_path / "plan.toml").write_text(short)
+    short = 'attacks = [{name = "bn-infer", iterations = 2}]\nbatch_sizes=[2]\nseeds=[0]\n[scores]\nceiling = false\n'
+    (tmp_path / "plan.toml").write_text(f"{text}[grid]\n{short}")
     setup = prepare(tmp_path / "plan.toml")
     (cell,) = lay_out(setup).cells
     assert run_trial(trial_of(setup, cell)).state == "done"
+
+
+def test_a_vision_transformer_gets_patch_inversion_and_no_reassurance(tmp_path: Path) -> None:
+    """No attack is named, and the one that reads everything is chosen."""
+    (tmp_path / "h9_patches.py").write_text(
+        "from patch_models import small_vit\ndef network():\n    return small_vit(0, (1, 8, 8), patch=4, width=16)\n"
+    )
+    text = START.replace('name = "fc2"\nkwargs = { hidden = 8 }', 'factory = "h9_patches:network"')
+    (tmp_path / "plan.toml").write_text(f"{text}[grid]\nbatch_sizes = [1]\nseeds = [0]\n")
+    setup = prepare(tmp_path / "plan.toml")
+    laid = lay_out(setup)
+    assert {("patch-inversion", "eavesdropper"), ("patch-inversion", "honest_but_curious")} <= combinations(laid)
+    cell = next(cell for cell in laid.cells if isinstance(cell, AttackCell) and cell.attack.name == "patch-inversion")
+    finished = run_trial(trial_of(setup, cell))
+    assert finished.record is not None
+    assert finished.record.scores is not None
+    assert min(finished.record.scores["values"]["psnr"]) > 60
+    assert "no layer of patches" in reasons(lay_out(prepare(parse_plan(START))))["patch-inversion"]
 
 
 def test_a_plan_that_names_some_says_whom_it_leaves_out() -> None:

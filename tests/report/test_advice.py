@@ -175,7 +175,7 @@ def test_random_and_trained_weights_are_told_apart() -> None:
     for model, words in (({"name": "fc2"}, "random weights"), (trained, "trained weights (b)")):
         sentences = verdict.headline(rows(attack(psnr=40.0), attack(clients=2)), "psnr", {**NAMED, "model": model})
         assert sentences[0].startswith(f"With {words} and no defense, private samples were recovered (dense-inversion")
-        assert sentences[1].startswith(f"With {words}, 1 of 2 settings are inconclusive: The tested attacks failed")
+        assert sentences[1].startswith(f"With {words}, inconclusive settings: 1 of 2. The tested attacks failed")
 
 
 def test_attackers_are_told_apart_by_what_they_know() -> None:

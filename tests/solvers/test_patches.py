@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedprism.solvers import PatchStatus, invert_patches
+from fedprism.solvers import PatchStatus, TokensFed, invert_patches, invert_patches_by_attention
 
 
 def planted(channels: int, patches: int, features: int = 12, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -87,3 +87,47 @@ def test_zeros_and_infinities_give_nothing(value: float) -> None:
         found, status, _ = solve(*gradients)
         assert status is PatchStatus.EMPTY
         assert len(found) == 0
+
+
+def attended(*, shift: float, centred: bool, same_places: bool = False) -> tuple[Tensor, tuple[Tensor, ...], TokensFed]:
+    """Patches, the gradients of their layer and of the projections behind it, and what stands between."""
+    rng = torch.Generator().manual_seed(3)
+    patches, features, channels = 10, 30, 40
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=rng, dtype=torch.float64)
+
+    pixels, weight, fixed = drawn(patches, features), drawn(channels, features), drawn(patches, channels)
+    fixed = fixed[:1].expand(patches, channels) if same_places else fixed
+    gain, offset = 1 + 0.2 * drawn(channels), shift * drawn(channels)
+    tokens = pixels @ weight.T + fixed
+    tokens = tokens - tokens.mean(1, keepdim=True) if centred else tokens
+    fed = gain * tokens / tokens.square().mean(1, keepdim=True).sqrt() + offset
+    gradients = drawn(patches, channels).T @ pixels, drawn(patches, 3 * channels).T @ fed
+    return pixels, (weight, *gradients), TokensFed(fixed, patches, gain, offset, centred)
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.3])
+@pytest.mark.parametrize("centred", [True, False])
+@pytest.mark.parametrize("factor", [1e-9, 1.0, 1e9])
+def test_the_first_attention_opens_the_patches(shift: float, centred: bool, factor: float) -> None:
+    pixels, (weight, weight_grad, projections), fed = attended(shift=shift, centred=centred)
+    level = torch.zeros_like(pixels)
+    answer = invert_patches_by_attention(weight, factor * weight_grad, factor * projections, fed, level, 1.0)
+    assert answer.status is PatchStatus.SOLVED
+    assert (answer.patches[0] - pixels).abs().max() < 1e-8
+
+
+def test_patches_at_the_same_place_stay_open() -> None:
+    pixels, (weight, weight_grad, projections), fed = attended(shift=0.3, centred=True, same_places=True)
+    answer = invert_patches_by_attention(weight, weight_grad, projections, fed, torch.zeros_like(pixels), 1.0)
+    assert answer.status is PatchStatus.UNDETERMINED
+    assert not bool(answer.determined.any())
+
+
+def test_projections_of_another_sample_give_nothing() -> None:
+    pixels, (weight, weight_grad, projections), fed = attended(shift=0.3, centred=True)
+    noise = torch.randn(projections.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    answer = invert_patches_by_attention(weight, weight_grad, noise, fed, torch.zeros_like(pixels), 1.0)
+    assert answer.status in (PatchStatus.UNRELATED, PatchStatus.RESIDUAL)
+    assert len(answer.patches) == 0 or (answer.patches[0] - pixels).square().mean() > 0.3

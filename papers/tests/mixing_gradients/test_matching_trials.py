@@ -209,17 +209,6 @@ def test_images_of_several_clients_come_back(digits: fp.data.ImageSet) -> None:
     assert found.diagnostics["starts"].shape == truth.inputs.shape
 
 
-def test_memory_decides_how_many_go_together(digits: fp.data.ImageSet) -> None:
-    """One at a time gives what all at once give, up to rounding."""
-    seen = observed(digits)
-    short = dataclasses.replace(ATTACK, iterations=4)
-    all_of_them, one_by_one = (
-        fp.run(SideBySide(attack=short, memory=memory), joined(seen), seed=0).inputs for memory in (2**31, 1)
-    )
-    assert all_of_them is not None
-    torch.testing.assert_close(all_of_them, one_by_one, rtol=1e-3, atol=1e-3)
-
-
 def test_fewer_trials_stand_side_by_side_where_memory_is_short(digits: fp.data.ImageSet) -> None:
     seen, attack = joined(observed(digits)), SideBySide(attack=dataclasses.replace(ATTACK, iterations=4))
     whole = fp.run(attack, seen, seed=0, device="cpu").inputs

@@ -9,7 +9,7 @@ import fedprism as fp
 from fedprism.attacks import mkor
 from fedprism_papers.mkor import malicious_server as recipe
 from fedprism_papers.mkor import table_2, tables_3_and_4
-from fedprism_papers.mkor.noise import WithNoise, noised
+from fedprism_papers.mkor.malicious_server import WithNoise, noised
 from fedprism_papers.shared.base import Outcome, Settings
 from fedprism_papers.shared.cells import attack_cell
 

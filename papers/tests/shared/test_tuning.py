@@ -88,6 +88,15 @@ def test_a_rehearsal_finds_what_recovers_the_attackers_own_images() -> None:
         assert found.values["level"] == pytest.approx(0.3, abs=0.06)
 
 
+def test_a_rehearsal_that_an_attack_refuses_says_why() -> None:
+    """Every rehearsal is a trial of `experiments`; one without a result ends the search with its reason."""
+    model = fp.models.build("fc2", input_shape=(1, 8, 8), hidden=4, classes=2, seed=0)
+    rehearsal = fp.Scenario(model=model, clients=[fp.Batch(torch.rand(2, 1, 8, 8), torch.tensor([0, 1]))])
+    threat = fp.threats.honest_but_curious.withholding("batch_size")
+    with pytest.raises(BadInput, match="needs to know 'batch_size'"):
+        tune(lambda values: Grey(level=values["a"]), {"a": Range(0.1, 1.0)}, rehearsal, threat, trials=1, device="cpu")
+
+
 @pytest.mark.parametrize(
     ("space", "first", "trials", "message"),
     [

@@ -21,6 +21,9 @@ from fedprism.types import Batch, Observation, Update
 HALF_FORMATS = (torch.bfloat16, torch.float16)
 """Number formats that updates are rounded to on their way, coarsest first."""
 
+LEAST_ERROR = 1e-6
+"""Relative: what solvers that square their numbers leave in double precision."""
+
 
 def unexplained(observation: Observation, inputs: Inputs, labels: Tensor) -> float | None:
     """The share of the observed update that does not point along the update these samples give; None where unknowable.
@@ -61,7 +64,7 @@ def rounding_error(update: Update) -> float:
     for dtype in HALF_FORMATS:
         if all(bool((tensor.to(dtype).to(tensor.dtype) == tensor).all()) for tensor in tensors):
             return torch.finfo(dtype).eps
-    return max((math.sqrt(torch.finfo(tensor.dtype).eps) for tensor in tensors), default=0.0)
+    return max(LEAST_ERROR, *(math.sqrt(torch.finfo(tensor.dtype).eps) for tensor in tensors))
 
 
 def certified(observation: Observation, inputs: Inputs, labels: Tensor | None) -> bool | None:

@@ -12,7 +12,7 @@ distribution `fedprism-papers`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
@@ -21,8 +21,9 @@ from torch import Tensor
 
 from fedprism import losses
 from fedprism.attacks.base import NO_DENSE_LAYER, Circumstances, UpdateAttack
+from fedprism.attacks.certificate import certified
 from fedprism.attacks.gradient_matching.forward import FORWARD_USES, PreparedForward, forward_model, input_box
-from fedprism.client.observed import direction, is_batch_gradient, mean_update
+from fedprism.client.observed import direction, is_batch_gradient, local_steps, mean_update
 from fedprism.errors import BadInput, NotApplicable
 from fedprism.network.entrance import Entrance, entrance_of
 from fedprism.network.network_map import NetworkMap, network_map
@@ -40,13 +41,16 @@ from fedprism.solvers.matching.features import (
     invert_features,
 )
 from fedprism.solvers.separation.certificate import Downstream, likely_labels
-from fedprism.solvers.separation.exact_batch import ExactBatch, exact_batch
+from fedprism.solvers.separation.exact_batch import SETTLED, ExactBatch, exact_batch
 from fedprism.solvers.separation.ica import Separator, StudentICA, Unmixing, unmix
 from fedprism.types import Ambiguity, Observation, Reconstruction, Round, Update
 
 RUNNING_STATISTICS = (
     "of what the layer was fed: {}; brightness and contrast of each channel are by the running batch-norm statistics, "
     "which a client in train mode does not use"
+)
+ONLY_THE_LAYER = (
+    "of what the layer was fed: {}; the update recomputed from the inputs behind it is not the observed one"
 )
 VISIBLE = 0.01
 """Standard deviation of noise, relative to an image's, below which it is left alone."""
@@ -100,7 +104,7 @@ class CocktailParty(UpdateAttack):
                 "use gradient-matching instead."
             )
         entrance = entrance_of(observation, layer)
-        separation = self._separate(observation, round, network, layer, entrance)
+        separation = self.separate(observation, round, network, layer, entrance)
         shape = observation.knowledge.sample_shape
         inputs: Tensor | None = None
         features, cosines, status = None, None, separation.status
@@ -114,6 +118,10 @@ class CocktailParty(UpdateAttack):
             # Most features are not negative.
             features = separation.samples if separation.scaled else separation.samples.abs()
             inputs, cosines = self._invert(observation, round, layer, separation._replace(samples=features), rng)
+        # A certificate is about what is returned: the model's inputs, not only the layer's.
+        if separation.exact and (inputs is None or not certified(observation, inputs, separation.labels)):
+            separation, status = separation._replace(exact=False), ONLY_THE_LAYER.format(status)
+        if entrance is None:
             obstacle = self._obstacle_to_matching(separation)
             if self.matching and obstacle is not None:
                 status = f"{status}; gradient matching was left out because {obstacle}"
@@ -135,7 +143,7 @@ class CocktailParty(UpdateAttack):
             },
         )
 
-    def _separate(
+    def separate(
         self, observation: Observation, round: Round, network: NetworkMap, layer: Operation, entrance: Entrance | None
     ) -> _Separation:
         """What the layer was fed, one row per sample."""
@@ -150,8 +158,9 @@ class CocktailParty(UpdateAttack):
             )
         image_shape = None if entrance is None else observation.knowledge.sample_shape
         box = None if entrance is None or image_shape is None else _flat_box(observation, image_shape, entrance)
-        downstream = None if observation.knowledge.loss is None else _downstream(observation, round, network, layer)
-        if not self.exact or downstream is None:
+        known = observation.knowledge.loss is not None and _feeds_all(observation, round, network, layer)
+        readings = list(_readings(observation, round, network, layer)) if known else []
+        if not self.exact or not readings:
             unmixing = unmix(
                 weight_grad,
                 bias_grad,
@@ -161,20 +170,23 @@ class CocktailParty(UpdateAttack):
                 objective=self.objective,
                 progress=progress.report,
             )
-            labels = None if downstream is None else likely_labels(unmixing, downstream)
+            labels = likely_labels(unmixing, readings[-1].downstream) if readings else None
             return _Separation(unmixing, unmixing.sources, labels, unmixing.status, unmixing.noise)
-        batch = exact_batch(
-            weight_grad,
-            bias_grad,
-            downstream,
-            components=components,
-            image_shape=image_shape,
-            box=box,
-            objective=self.objective,
-            rounding=_rounding(round, layer),
-            progress=progress.report,
+        batches = (
+            exact_batch(
+                sign * weight_grad,
+                None if bias_grad is None else sign * bias_grad,
+                downstream,
+                components=components,
+                image_shape=image_shape,
+                box=box,
+                objective=self.objective,
+                rounding=_rounding(round, layer),
+                progress=progress.report,
+            )
+            for downstream, sign in readings
         )
-        return _counted(batch, components)
+        return _counted(_first_settled(batches), components)
 
     def _invert(
         self, observation: Observation, round: Round, layer: Operation, separation: _Separation, rng: torch.Generator
@@ -272,12 +284,52 @@ class _Separation(NamedTuple):
         return self.unmixing.scaled
 
 
+def _feeds_all(observation: Observation, round: Round, network: NetworkMap, layer: Operation) -> bool:
+    """Whether the layer's outputs are all that the rest of the network depends on."""
+    try:
+        outputs = network_behind(observation, round, layer, network, round.params)(layer.outputs.double())
+    except RuntimeError:  # another branch is of another size
+        return False
+    expected = network.outputs.double()
+    return outputs.shape == expected.shape and bool(torch.isclose(outputs, expected, rtol=0.01, atol=1e-4).all())
+
+
+class _Reading(NamedTuple):
+    downstream: Downstream
+    sign: int
+
+
+def _readings(observation: Observation, round: Round, network: NetworkMap, layer: Operation) -> Iterator[_Reading]:
+    """What an update may be, its sign, and the network that sent it.
+
+    A difference of parameters may be one step along a gradient, multiplied by anything, or several steps; and it may be
+    unknown what was subtracted from what.
+    """
+    several = not is_batch_gradient(round, observation.knowledge)
+    if not several or local_steps(round, observation.knowledge) is None:
+        once = _downstream(observation, round, network, layer, change={})
+        yield from (_Reading(once, sign) for sign in ((1, -1) if round.kind == "delta" else (1,)))
+    if several:
+        yield _Reading(_downstream(observation, round, network, layer, change=mean_update(round)), 1)
+
+
+def _first_settled(batches: Iterator[ExactBatch]) -> ExactBatch:
+    """The first answer that explains the gradient; where none does, that with the most inputs confirmed."""
+    tried = list[ExactBatch]()
+    for batch in batches:
+        tried.append(batch)
+        if batch.status in SETTLED:
+            return batch
+    return max(tried, key=lambda batch: int(batch.confirmed.sum()))
+
+
 def _counted(batch: ExactBatch, components: int | None) -> _Separation:
-    """An exact batch with repeated samples as often as they count; anything else as it is."""
+    """An exact batch with samples as often as they count, unless its size is another one; anything else as it is."""
     samples, labels, noise = batch.inputs, batch.labels, batch.noise
-    if batch.exact and batch.times is not None and labels is not None and int(batch.times.sum()) == components:
-        samples, labels = samples.repeat_interleave(batch.times, dim=0), labels.repeat_interleave(batch.times)
-        noise = noise.repeat_interleave(batch.times)
+    times = batch.times if batch.exact and labels is not None else None
+    if times is not None and labels is not None and components in (None, int(times.sum())):
+        samples, labels = samples.repeat_interleave(times, dim=0), labels.repeat_interleave(times)
+        noise = noise.repeat_interleave(times)
     confirmed = int(batch.confirmed.sum())
     return _Separation(batch.separation, samples, labels, batch.status, noise, batch.exact, confirmed, batch.residual)
 
@@ -312,13 +364,12 @@ def _denoised(images: Tensor, noise: Tensor) -> Tensor:
     return torch.where(visible.view(-1, 1, 1, 1), nonlocal_means(images, noise.to(images)), images)
 
 
-def _downstream(observation: Observation, round: Round, network: NetworkMap, layer: Operation) -> Downstream:
+def _downstream(
+    observation: Observation, round: Round, network: NetworkMap, layer: Operation, *, change: Update
+) -> Downstream:
     """The network behind the layer. For several local steps: halfway, with what they changed."""
     params = dict(round.params)
-    change: Update = {}
-    if not is_batch_gradient(round, observation.knowledge):
-        change = mean_update(round)
-        params |= {name: params[name] + 0.5 * moved for name, moved in change.items() if name in params}
+    params |= {name: params[name] + 0.5 * moved for name, moved in change.items() if name in params}
     weight, bias = layer.weight, layer.bias or ""
     return Downstream(
         network=network_behind(observation, round, layer, network, params),

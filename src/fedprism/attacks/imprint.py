@@ -24,7 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from fedprism.attacks.base import NO_DENSE_LAYER, NOBODY_TAMPERS, Circumstances, UpdateAttack
-from fedprism.attacks.gradient_matching.forward import input_box
+from fedprism.attacks.certificate import certified, explaining_labels
+from fedprism.attacks.gradient_matching.forward import FORWARD_USES, input_box
 from fedprism.errors import BadInput, NotApplicable
 from fedprism.network.forward_pass import same, watch
 from fedprism.types import Observation, Reconstruction, Round, Update
@@ -34,10 +35,11 @@ SLACK = 0.01
 
 
 class ImprintStatus(StrEnum):
-    EXACT = "as many bins as samples answered: each holds one sample, read off exactly"
+    EXACT = "as many bins as samples answered, and they give the observed update to rounding error"
+    UNCONFIRMED = "as many bins as samples answered; the rest of the update does not confirm that each holds one sample"
     SOME = "fewer bins than samples answered: some of them blend the samples that they hold"
     UNCOUNTED = "the bins that answered; how many samples there are is not known, so that some bins may blend several"
-    EMPTY = "no bin answered: no statistic lies between the edges, or the update holds nothing of this layer"
+    EMPTY = "no bin answered with what could be a sample"
 
 
 class _Layers(NamedTuple):
@@ -75,7 +77,7 @@ class Imprint(UpdateAttack):
 
     @property
     def uses(self) -> frozenset[str]:
-        return frozenset({"batch_size", "bounds", "normalization"})
+        return frozenset({"batch_size", "bounds", "normalization", "loss"}) | FORWARD_USES
 
     def not_worth(self, circumstances: Circumstances) -> str | None:
         if not circumstances.tampers:
@@ -112,10 +114,15 @@ class Imprint(UpdateAttack):
         inputs = inputs.to(round.params[names.weight].dtype).view(-1, *observation.knowledge.sample_shape)
         kept = _within(inputs, observation)
         size = observation.knowledge.batch_size
+        status = _status(int(kept.sum()), size if isinstance(size, int) else None)
+        labels = explaining_labels(observation, inputs[kept])
+        if status is ImprintStatus.EXACT and not certified(observation, inputs[kept], labels):
+            status = ImprintStatus.UNCONFIRMED
         return Reconstruction(
             inputs=inputs[kept],
+            labels=labels,
             ambiguity=frozenset({"order"}),
-            status=_status(int(kept.sum()), size if isinstance(size, int) else None),
+            status=status,
             diagnostics={"bins": bins[kept].tolist(), "answered": len(inputs), "left_out": int((~kept).sum())},
         )
 

@@ -39,6 +39,7 @@ EXACT = "the input gives the whole update to rounding error"
 ROUNDED = "the input gives the whole update to rounding error, but rounding leaves {} of {} patches open"
 UNCHECKED = "{}; the rest of the update was not compared"
 CONTRADICTED = "{}; {:.2g} of the whole update stays unexplained"
+UNSEEN = "; {} values are in no patch and stay unknown"
 SILENT_HEAD = "'{}' is zero, so no gradient passes it: nothing to read in this round, try a later one"
 SCORES_DIMENSIONS = 2
 """Class scores are (samples, classes)."""
@@ -80,10 +81,11 @@ class PatchInversion(UpdateAttack):
             inputs = inputs.clamp(*box)
         labels = _label(observation, gradient, inputs) if len(inputs) else None
         residual = unexplained(observation, inputs, labels) if labels is not None else None
+        unseen = math.prod(shape) - layer.pixels.numel()
         return Reconstruction(
             inputs=inputs,
             labels=labels,
-            status=_status(observation, solved, residual),
+            status=_status(observation, solved, residual) + (UNSEEN.format(unseen) if unseen and len(inputs) else ""),
             diagnostics={
                 "layer": layer.weight,
                 "read": layer.position if layer.at_patches(gradient) is not None else "the first attention",
@@ -140,10 +142,11 @@ def _solved(observation: Observation, layer: PatchLayer, gradient: Update, level
 def _expected(observation: Observation, layer: PatchLayer) -> tuple[Tensor, float]:
     """What inputs are like before the update is read: a flat input, and the spread of what the layer is fed."""
     shape = observation.knowledge.sample_shape
-    level, reach = torch.zeros(shape, dtype=torch.float64), UNIFORM
+    device = next(iter(observation.round.params.values())).device
+    level, reach = torch.zeros(shape, dtype=torch.float64, device=device), UNIFORM
     box = input_box(observation)
     if box is not None:
-        low, high = (bound.double().cpu() for bound in box)
+        low, high = (bound.double() for bound in box)
         level = (level + (low + high) / 2).view(shape)
         reach = float((high - low).mean())
     return level.flatten(), reach / UNIFORM * float(layer.slope.abs().mean())

@@ -267,8 +267,8 @@ def _figure(figure: Figure | None) -> str:
     shown = _number(figure.mean)
     if figure.low is not None and figure.high is not None:
         shown += f" [{_number(figure.low)} to {_number(figure.high)}]"
-    elif len(figure.by_seed) > 1:
-        shown += f" [{', '.join(map(_number, figure.by_seed))}]"
+    elif len(set(seeds := [_number(value) for value in figure.by_seed])) > 1:
+        shown += f" [{', '.join(seeds)}]"
     return shown if figure.null is None else f"{shown} ({_number(figure.null)})"
 
 

@@ -1,4 +1,4 @@
-"""Sign and scale of an observed update, in one place: what it says about the gradient of one client's batch."""
+"""Sign and kind of an observed update, in one place: what it says about the gradient of one client's batch."""
 
 from __future__ import annotations
 
@@ -18,21 +18,6 @@ def mean_update(round: Round) -> Update:
         return round.update
     factor = _mean_factor(round)
     return {name: factor * tensor for name, tensor in round.update.items()}
-
-
-def gradient_factor(round: Round, knowledge: Knowledge, *, steps: int | None) -> float | None:
-    """What `direction(round)` is multiplied by to be the mean gradient of the local steps; None where unknown.
-
-    `steps`: how many local steps each client took, None where that is unknown; a gradient is of one step.
-    """
-    if round.kind == "gradient":
-        return _mean_factor(round)
-    return _mean_factor(round) / (steps * knowledge.local_lr) if steps and knowledge.local_lr else None
-
-
-def batch_gradient_factor(round: Round, knowledge: Knowledge) -> float | None:
-    """What `direction(round)` is multiplied by to be the gradient of one batch; None where it is no such multiple."""
-    return gradient_factor(round, knowledge, steps=1) if is_batch_gradient(round, knowledge) else None
 
 
 def is_batch_gradient(round: Round, knowledge: Knowledge) -> bool:

@@ -30,16 +30,12 @@ from fedprism.solvers.bounds.search import MOST_ADAPTED, Effort, Prior, linearis
 from fedprism.threats import ThreatModel
 from fedprism.truth import Truth
 
-UPDATES = 200
-"""Updates that may be computed for one cell, whole batches counted; the thorough search takes about as many."""
-LEAST_UPDATES = 80
-"""Updates for each sample, if the batch is so large that its part of UPDATES is smaller."""
 FREE_PAIRS = 500
 """Pairs for the accountant's bound, which computes no updates."""
-THOROUGH = Effort(tried=5, certified=40, adapts=True)
-"""Up to 80 updates to choose a cube (146 more for samples of up to 64 values), 80 to certify it."""
-QUICK = Effort(tried=3, certified=16, adapts=False)
-"""Up to 48 updates to choose a cube, 32 to certify it."""
+THOROUGH = Effort(tried=6, certified=60, adapts=True)
+"""Mostly 60 updates to choose a cube, at most 120 (89 more for samples of 64 values); 120 to certify it."""
+QUICK = Effort(tried=4, certified=16, adapts=False)
+"""Mostly 40 updates to choose a cube, at most 80; 32 to certify it, for each sample of a batch whose gradients meet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +61,14 @@ class Ceiling:
     """The hypercube around each sample, in pixels from 0 to 1."""
 
 
-def ceiling(scenario: Scenario, threat: ThreatModel, *, seed: int, confidence: float = 0.95) -> Ceiling:
+def ceiling(
+    scenario: Scenario,
+    threat: ThreatModel,
+    *,
+    seed: int,
+    confidence: float = 0.95,
+    device: str | torch.device | None = None,
+) -> Ceiling:
     """The best mean PSNR in decibels that any attacker could reach, for each private sample.
 
     Each private sample is hidden among the vertices of a hypercube around it; the attacker is granted all else, and
@@ -80,27 +83,25 @@ def ceiling(scenario: Scenario, threat: ThreatModel, *, seed: int, confidence: f
             f"a ceiling expects a model that is fed one tensor of floating-point numbers, found {described(held)}; no "
             "ceiling is known for such inputs."
         )
-    truth = simulate(scenario, threat, seed=seed, device="cpu")[1]
-    places = _places(scenario, truth)
-    shape = tuple(scenario.clients[0].tensor.shape[1:])
-    prior, sentence = natural_prior(shape)
-    sources = [channel(scenario, threat, seed, *place) for place in places]
+    _, truth = simulate(scenario, threat, seed=seed, device=device)
+    sources = [channel(scenario, threat, seed, *place, device=device) for place in _places(scenario, truth)]
+    prior, sentence = natural_prior(tuple(scenario.clients[0].tensor.shape[1:]))
     promised = _from_epsilon(scenario, threat, sources, prior, confidence, seed)
-    reason = _not_covered(scenario, threat, sources[0])
+    reason, estimates = _not_covered(scenario, threat, sources[0]), None
     if reason:
         bounds = [Bound(0.0, prior_cube(source.pixels(), prior), 0, None) for source in sources]
-        estimates = None
     else:
         bounds, estimates = _bounds(sources, prior, seed, confidence, smooth=_is_smooth(scenario))
-    values = [_decibels(bound.error) for bound in bounds]
-    best = max(bounds, key=lambda bound: (bound.error, bound.pairs))
-    witness = None if best.witness is None else sources[bounds.index(best)].inputs(best.witness)
+    best = max(range(len(bounds)), key=lambda number: bounds[number].error)
+    witness = bounds[best].witness
+    if reason and promised is not None:
+        reason += " What the accountant guarantees holds all the same."
     return Ceiling(
         metric="psnr",
-        values=tuple(min(value, math.inf if promised is None else promised) for value in values),
+        values=tuple(min(_decibels(bound.error), math.inf if promised is None else promised) for bound in bounds),
         confidence=confidence,
         pairs=sum(bound.pairs for bound in bounds),
-        witness=witness,
+        witness=None if witness is None else sources[best].inputs(witness),
         prior=sentence,
         linearised=estimates,
         from_epsilon=promised,
@@ -118,8 +119,7 @@ def _bounds(
         center = source.pixels()
         # Computing a sample's own gradient is cheaper than that of its batch, if only the sample's part differs.
         used = source.alone(prior_cube(center, prior).draw(rng))
-        affordable = UPDATES if used is not source else max(LEAST_UPDATES, UPDATES // len(sources))
-        effort = THOROUGH if affordable >= UPDATES else QUICK
+        effort = THOROUGH if used is not source or len(sources) == 1 else QUICK
         bounds.append(tightest(center, prior, used.signal, used.doubt, effort=effort, confidence=confidence, rng=rng))
         if smooth and center.numel() <= MOST_ADAPTED and isinstance(used.noise, GaussianNoise | DpSgd):
             estimates.append(_decibels(linearised_error(center, prior, used.signal)))
@@ -180,7 +180,8 @@ def _is_smooth(scenario: Scenario) -> bool:
             outputs = model.eval()(data.tensor.to(next(model.parameters()).device))
         finally:
             model.train(training)
-        return not first_nonsmooth_op(resolve(scenario.loss)(outputs, data.labels.to(outputs.device)))
+        loss = scenario.defense.on_loss(resolve(scenario.loss))(outputs, data.labels.to(outputs.device))
+        return not first_nonsmooth_op(loss)
 
 
 def _from_epsilon(

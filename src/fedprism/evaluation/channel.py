@@ -47,6 +47,7 @@ class Channel:
     noise: Noise | None
     deviations: tuple[float, ...]
     """Of the noise on each update that is seen; one per round, or per round and client."""
+    device: str | torch.device | None = None
 
     def signal(self, pixels: Tensor) -> Tensor:
         """The updates that are seen, flat, in units of the noise; raw if there is none."""
@@ -81,9 +82,8 @@ class Channel:
         Whether they are is tried on the pair of the private sample and `other`; this one where they are not.
         """
         data = self.scenario.clients[self.client]
-        if sum(map(len, self.scenario.clients)) == 1 or self.scenario.defense.overrides(
-            "on_draw", "on_batch", "on_update"
-        ):
+        others = [member for member in self.scenario.defense.members if not isinstance(member, DpSgd)]
+        if sum(map(len, self.scenario.clients)) == 1 or chain(*others).overrides("on_draw", "on_batch", "on_update"):
             return self
         single = replace(
             self.scenario, clients=[data[self.row : self.row + 1]], participation=None, rounds=1, window=None,
@@ -107,10 +107,17 @@ class Channel:
         inputs[self.row] = self.inputs(pixels)[0]
         clients = list(self.scenario.clients)
         clients[self.client] = Batch(inputs, data.labels)
-        return simulate(replace(self.scenario, clients=clients), self.threat, seed=self.seed, device="cpu")[0]
+        return simulate(replace(self.scenario, clients=clients), self.threat, seed=self.seed, device=self.device)[0]
 
 
-def channel(scenario: Scenario, threat: ThreatModel, seed: int, client: int, row: int) -> Channel:
+def channel(
+    scenario: Scenario,
+    threat: ThreatModel,
+    seed: int,
+    client: int,
+    row: int,
+    device: str | torch.device | None = None,
+) -> Channel:
     """The channel from one sample of one client to what the threat model sees."""
     if scenario.defense.sums_only:
         threat = replace(threat, sees="aggregate")
@@ -119,7 +126,7 @@ def channel(scenario: Scenario, threat: ThreatModel, seed: int, client: int, row
     cohorts = [[number for number, takes_part in enumerate(cohort) if takes_part] for cohort in present]
     return Channel(
         replace(scenario, defense=_before(scenario, noise)), threat, seed, client, row, noise,
-        tuple(value for cohort in cohorts for value in _deviations(scenario, threat, noise, client, cohort)),
+        tuple(value for cohort in cohorts for value in _deviations(scenario, threat, noise, client, cohort)), device,
     )  # fmt: skip
 
 

@@ -201,7 +201,7 @@ def _attacks_failed(rows: Sequence[Row]) -> str:
 
 def _ceiling_is_open(rows: Sequence[Row], ceiling: CeilingFigure | None) -> str:
     if ceiling is not None and not ceiling.known:
-        return ceiling.status.rstrip(".") or "no ceiling is known"
+        return (ceiling.status[:1].lower() + ceiling.status[1:].rstrip(".")) or "no ceiling is known"
     if ceiling is not None:
         return f"the update may still determine the samples (ceiling {ceiling})"
     if any(row.ceiling is not None and exceeds(row, row.ceiling) for row in rows):

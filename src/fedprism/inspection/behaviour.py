@@ -6,7 +6,6 @@ In an honest network each sample's gradient is about as large as its error at th
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -125,12 +124,6 @@ def _dominated(
     answering = int((largest > 0).sum())
     if 2 * int(dominated.sum()) < max(answering, 1):
         return []
-    return [_domination(answers, dominated, trained, kept, answering)]
-
-
-def _domination(
-    answers: Tensor, dominated: Tensor, trained: Sequence[str], kept: Sequence[int], answering: int
-) -> Finding:
     where = [name for name, so in zip(trained, dominated.tolist(), strict=True) if so]
     fractions = answers[:, dominated].div(answers[:, dominated].amax(0)).mean(1)
     sample, heard = kept[int(fractions.argmax())], int((fractions > 1 / DOMINATION).sum())
@@ -139,7 +132,7 @@ def _domination(
         f"{answering} tensors, {shown(where[0])} first"
     )
     evidence = {"sample": sample, "heard": heard, "samples": len(kept), "tensors": len(where), "of": answering}
-    return serious("few-samples-dominate", "", sentence, evidence)
+    return [serious("few-samples-dominate", "", sentence, evidence)]
 
 
 def _error(outputs: Tensor, labels: Tensor, loss: LossFn) -> float:

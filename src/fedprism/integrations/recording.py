@@ -54,7 +54,7 @@ class Recording:
         return self.capture.model
 
     def add(self, facts: RoundFacts, rounds: Sequence[Round]) -> None:
-        """One round: what was seen of it, and its updates. Raises `LeakageLimit` once all of it is written."""
+        """One round: its facts and its updates. Raises `LeakageLimit` once all of it is written."""
         changes: dict[str, object] = {}
         if rounds:
             changes["model"] = self._write(rounds)

@@ -15,12 +15,12 @@ def paired(reconstruction: Tensor, source: Tensor, *, images: bool) -> tuple[Ten
     """Both batches in one floating type of at least single precision, or a ValueError if they cannot be compared."""
     if reconstruction.shape != source.shape:
         raise ValueError(
-            f"expected a reconstruction of the source's shape {_sizes(source)}, found {_sizes(reconstruction)}; "
-            "pair every reconstruction with one source."
+            f"expected a reconstruction of the source's shape {tuple(source.shape)}, found "
+            f"{tuple(reconstruction.shape)}; pair every reconstruction with one source."
         )
     if reconstruction.ndim == 0 or (images and reconstruction.ndim != 4):
         expected = "(images, channels, height, width)" if images else "(images, ...)"
-        raise ValueError(f"expected batches of shape {expected}, found {_sizes(source)}; reshape both.")
+        raise ValueError(f"expected batches of shape {expected}, found {tuple(source.shape)}; reshape both.")
     if not (reconstruction.is_floating_point() and source.is_floating_point()):
         raise ValueError(
             f"expected floating-point values from 0 to 1, found {reconstruction.dtype} and {source.dtype}; "
@@ -44,7 +44,3 @@ def chunks(reconstruction: Tensor, source: Tensor) -> Iterator[tuple[Tensor, Ten
     """The pairs of images in order, so many at a time that memory stays bounded; at least one piece, maybe empty."""
     size = max(1, CHUNK_PIXELS // (source.shape[-2] * source.shape[-1]))
     return zip(torch.split(reconstruction, size), torch.split(source, size), strict=True)
-
-
-def _sizes(batch: Tensor) -> str:
-    return f"({', '.join(map(str, batch.shape))})"

@@ -81,7 +81,7 @@ def spec_of(model: nn.Module) -> ModelSpec | None:
 
 
 def uniform_(model: nn.Module, low: float = -0.5, high: float = 0.5, *, seed: int = 0) -> nn.Module:
-    """Draw every parameter from U(low, high) in place, the initialisation of DLG and iDLG, and return the model."""
+    """Draw every parameter from U(low, high) in place, as DLG and iDLG do, and return the model."""
     if not -math.inf < low < high < math.inf:
         raise BadInput(f"expected low < high, both finite, found {shown(low)} and {shown(high)}; give such a range.")
     # On the CPU, so that a seed gives the same weights on every device.

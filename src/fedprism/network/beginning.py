@@ -13,7 +13,9 @@ from fedprism.network.operations import Operation, operations_of
 from fedprism.types import Update
 
 ATTENDING = frozenset({"scaled_dot_product_attention", "softmax", "multi_head_attention_forward"})
-"""Functions of torch, by the last part of their name, that mix tokens: their projections came before."""
+"""Functions of torch, by the last part of their name, that mix tokens."""
+NORMS = frozenset({"layer_norm", "rms_norm", "group_norm", "batch_norm"})
+"""The same of those that begin the next layer."""
 PREFIX = "model."
 """What the names of parameters begin with inside `_Beginning`."""
 
@@ -34,7 +36,7 @@ def first_operations(model: nn.Module, tensors: Update, inputs: Tensor) -> list[
 
 
 class _Reached(Exception):
-    """The first attention was reached: what lies behind it need not be computed."""
+    """The first attention was left: what lies behind it need not be computed."""
 
 
 class _Beginning(nn.Module):
@@ -54,10 +56,15 @@ class _Beginning(nn.Module):
 
 
 class _UntilAttention(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attended = False
+
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        outputs = func(*args, **(kwargs or {}))
-        if (resolve_name(func) or getattr(func, "__name__", "")).rpartition(".")[2] in ATTENDING:
+        name = (resolve_name(func) or getattr(func, "__name__", "")).rpartition(".")[2]
+        if self.attended and name in ATTENDING | NORMS:
             raise _Reached
-        return outputs
+        self.attended = self.attended or name in ATTENDING
+        return func(*args, **(kwargs or {}))

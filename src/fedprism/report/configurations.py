@@ -181,10 +181,11 @@ def accuracy_in_words(cost: Configuration) -> str:
 
 def interval(metric: str, figure: Figure | None) -> str:
     """The 95% interval over seeds or, of too few seeds, their values, in brackets and without the unit."""
-    if figure is None or (figure.low is None and len(figure.by_seed) < 2):
+    if figure is None:
         return ""
     if figure.low is not None and figure.high is not None:
         words = f"({number(metric, figure.low)} to {number(metric, figure.high)})"
     else:
-        words = f"({', '.join(number(metric, value) for value in figure.by_seed)})"
+        seeds = [number(metric, value) for value in figure.by_seed]
+        words = f"({', '.join(seeds)})" if len(set(seeds)) > 1 else ""
     return words.replace(" dB", "")

@@ -74,12 +74,14 @@ def _verdict_on(threat: str, rows: Sequence[Configuration], metric: str, plan: M
         who=who(threat),
         assumptions=assumptions(threat),
         verdict=verdict(rows),
-        sentence=" ".join(_findings_of(rows, metric, plan)),
+        sentence=" ".join(_findings_of(rows, metric, plan, explained=verdict(rows) is not Verdict.LEAKS)),
         knowledge=tuple((name, tuple(sorted(fields))) for name, fields in knowledge.items()),
     )
 
 
-def _findings_of(rows: Sequence[Configuration], metric: str, plan: Mapping[str, Any]) -> list[str]:
+def _findings_of(
+    rows: Sequence[Configuration], metric: str, plan: Mapping[str, Any], *, explained: bool = True
+) -> list[str]:
     """The worst leak, or why nothing can be said; then what the ceilings show."""
     leak = worst(map(leak_of, rows))
     under = f"With {weights(plan)}"
@@ -95,15 +97,15 @@ def _findings_of(rows: Sequence[Configuration], metric: str, plan: Mapping[str, 
     open_settings, everything = inconclusive(rows), len(situations(rows))
     protected = [members for members in situations(rows) if verdict(members) is Verdict.PROTECTED]
     if protected:
-        sentences.append(
-            f"{under}, {len(protected)} of {_count(everything, 'setting')} are protected: {because(loosest(protected))}"
-        )
+        sentences.append(_counted(under, Verdict.PROTECTED, protected, everything, explained))
     if open_settings:
-        sentences.append(
-            f"{under}, {len(open_settings)} of {_count(everything, 'setting')} are inconclusive: "
-            f"{because(loosest(open_settings))}"
-        )
+        sentences.append(_counted(under, Verdict.INCONCLUSIVE, open_settings, everything, explained))
     return sentences
+
+
+def _counted(under: str, said: Verdict, groups: Sequence[Any], everything: int, explained: bool) -> str:
+    why = f" {because(loosest(groups))}" if explained else ""
+    return f"{under}, {said} settings: {len(groups)} of {everything}.{why}"
 
 
 def who(threat: str) -> str:

@@ -31,6 +31,10 @@ Augmentation: TypeAlias = Callable[[Tensor, torch.Generator], Tensor]
 
 MOST_EPOCHS = 10**6
 """Epochs of one training at most: a bound on input."""
+MOST_SAMPLES = 2**31
+"""Samples of one client's batch at most: a bound on input."""
+MOST_CLIENTS = 2**20
+"""Clients at most: a bound on input."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +55,8 @@ class Schedule:
 
     def __post_init__(self) -> None:
         whole(self.epochs, "epochs", MOST_EPOCHS)
-        whole(self.batch_size, "batch_size", 2**31)
-        whole(self.clients, "clients", 2**20)
+        whole(self.batch_size, "batch_size", MOST_SAMPLES)
+        whole(self.clients, "clients", MOST_CLIENTS)
         if not (0 < self.lr < math.inf and 0 <= self.momentum < 1 and 0 <= self.weight_decay < math.inf):
             raise BadInput(
                 f"expected lr above 0, momentum in [0, 1) and weight_decay of at least 0, found {self.lr}, "

@@ -202,7 +202,7 @@ def test_cohort_sizes_decide_what_is_left() -> None:
     assert torch.equal(found.matrix, planted.matrix)
     # Proofs rest on a user's own counts, not on what the others' columns leave of the cohorts.
     assert int(found.certified.sum()) <= int(alone.certified.sum()) + 8
-    with pytest.raises(ValueError, match="expected one cohort size a round"):
+    with pytest.raises(ValueError, match="expected one cohort size per round"):
         recover(planted, cohort_sizes=planted.matrix.sum(1)[:-1])
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -42,9 +42,9 @@ BEST, WORST, GOOD, LIKENESS = "best PSNR", "worst PSNR", "over 25 dB", "correlat
 CONFIRMED = "confirmed"
 STRANGERS, MEAN_IMAGE, CERTIFICATE = "other images", "PSNR of the mean image", "what the attacker can tell"
 READING = (
-    f"Beside the mean PSNR: that of the best and of the worst image of a batch, the shares of images {GOOD} and "
+    f"Beside the mean PSNR: that of the best and of the worst image of a batch, the fractions of images {GOOD} and "
     f"{OVER_40_DB}, and the correlation of images and answers whatever their brightness, contrast and sign. All are "
-    "means over the batches. PSNR and correlation are over the images that were given an answer, shares are of all."
+    "means over the batches. PSNR and correlation are over the images that were given an answer, fractions are of all."
 )
 NULL = (
     f"{STRANGERS}: training images, as many as the attack answers, assigned in the same way: what chance and the best "
@@ -168,29 +168,19 @@ PROTOCOLS = (
     ),
 )
 FOUR = "4 clients"
-COMBINED = (
-    Case("combined", f"bfloat16, {FOUR}", Cast("bfloat16"), clients=4, ratio=0.125),
-    Case(
-        "combined",
-        f"10 epochs, rate 0.01, 8 bits, {FOUR}",
-        protocol=local_training(0.01, 10),
-        defense=Quantize(8),
-        clients=4,
-        ratio=0.125,
-    ),
-    Case(
-        "combined",
-        "10 epochs, rate 0.01, pruning 90%, 8 bits",
-        protocol=local_training(0.01, 10),
-        defense=fp.chain(Prune(0.9), Quantize(8)),
-    ),
-    *(
-        Case("combined", f"noise {std:g} by each of {FOUR}", unit_norm(std), clients=4, ratio=0.125)
-        for std in (1e-5, 1e-4)
-    ),
-    Case("combined", f"DP-SGD, noise 0.001 by each of {FOUR}", DpSgd(1e-3, clip=1.0), clients=4, ratio=0.125),
-    Case("combined", "1.5 images a unit, bfloat16", net=NARROW, ratio=1.5, defense=Cast("bfloat16")),
-    Case("combined", "1.5 images a unit, noise 1e-05", net=NARROW, ratio=1.5, defense=unit_norm(1e-5)),
+SUMMED: dict[str, Any] = {"clients": 4, "ratio": 0.125}
+LONG = local_training(0.01, 10)
+COMBINED = tuple(
+    Case("combined", strength, defense, **fields)
+    for strength, defense, fields in (
+        (f"bfloat16, {FOUR}", Cast("bfloat16"), SUMMED),
+        (f"10 epochs, rate 0.01, 8 bits, {FOUR}", Quantize(8), {"protocol": LONG, **SUMMED}),
+        ("10 epochs, rate 0.01, pruning 90%, 8 bits", fp.chain(Prune(0.9), Quantize(8)), {"protocol": LONG}),
+        *((f"noise {std:g} by each of {FOUR}", unit_norm(std), SUMMED) for std in (1e-5, 1e-4)),
+        (f"DP-SGD, noise 0.001 by each of {FOUR}", DpSgd(1e-3, clip=1.0), SUMMED),
+        ("1.5 images a unit, bfloat16", Cast("bfloat16"), {"net": NARROW, "ratio": 1.5}),
+        ("1.5 images a unit, noise 1e-05", unit_norm(1e-5), {"net": NARROW, "ratio": 1.5}),
+    )
 )
 CASES = (*SINGLE, *NETWORKS, *PROTOCOLS, *COMBINED)
 

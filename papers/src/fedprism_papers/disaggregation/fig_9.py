@@ -157,7 +157,7 @@ class SumsWithVictim(Attacked):
 
 
 def balanced(marks: Tensor, probabilities: Tensor) -> float:
-    """The share of right answers at one half, each of the two kinds counting for half."""
+    """The fraction of right answers at one half, each of the two kinds counting for half."""
     right = (probabilities > 0.5) == marks
     return float((right[marks].double().mean() + right[~marks].double().mean()) / 2)
 

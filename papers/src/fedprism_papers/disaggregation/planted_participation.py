@@ -27,8 +27,8 @@ SURE, SURE_WRONG, NOISE = "said", "said wrongly", "noise"
 USABLE = frozenset({solvers.UserStatus.SOLVED, solvers.UserStatus.CERTIFIED, solvers.UserStatus.GIVEN})
 """What the solver says of a column that it recovered."""
 SAID = (
-    "said: columns that the solver itself calls found; said wrongly: the share of all users for whom that is not so. "
-    "No integer program and no lattice is used here."
+    "said: columns that the solver itself calls found; said wrongly: the fraction of all users for whom that is not "
+    "so. No integer program and no lattice is used here."
 )
 TRIALS, QUICK_TRIALS = 30, 1
 TIME_LIMIT = 20.0
@@ -169,7 +169,7 @@ def program_seconds(planted: Planted, user: int, limit: float) -> float:
 
 
 def curves(rows: Sequence[Row], name: str, along: str, method: str) -> dict[str, list[tuple[float, float]]]:
-    """The share of right columns along a column of the table, one curve for each value of another."""
+    """The fraction of right columns along a column of the table, one curve for each value of another."""
     points: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         points.setdefault(f"{name} {row.cell[name]}", []).extend(

@@ -24,7 +24,7 @@ VARIANTS = {"plain": (0.0, 1.0), "momentum .9": (0.9, 1.0), "fraction .9": (0.0,
 SAMPLES = ((64, 8), (64, 16), (128, 8), (128, 16))
 """Images a user holds, and local batch size."""
 
-# The share of users whose column was recovered, where it is not 1: (variant, images, batch) -> by number of epochs.
+# The fraction of users whose column was recovered, where it is not 1: (variant, images, batch) -> by number of epochs.
 PAPER = {
     ("momentum .9", 64, 8): {1: 0.99},
     ("momentum .9", 128, 8): {64: 0.96},
@@ -111,7 +111,7 @@ RECIPE = Recipe(
     shown=(planted.COLUMNS, planted.SURE, planted.SURE_WRONG),
     run=run,
     notes=(
-        "The paper's number is the share of users whose column is right, within 600 s of Gurobi a user.",
+        "The paper's number is the fraction of users whose column is right, within 600 s of Gurobi a user.",
         "Updates differ from round to round: batches are shuffled; 'fraction .9' draws that part of the images anew.",
         planted.SAID,
     ),

@@ -61,7 +61,7 @@ def drawn_counts(labels: Tensor, classes: int, size: int, batches: int, rng: tor
 
 
 def repeats(counts: Tensor) -> dict[str, float]:
-    """Shares: of batches in which a class is there twice, of images that are not alone in their class, of classes."""
+    """Fractions: of batches with a class twice, of images that are not alone in their class, of absent classes."""
     shared = torch.where(counts > 1, counts, 0)
     return {
         REPEATS: float((counts > 1).any(1).double().mean()),
@@ -86,7 +86,7 @@ def figure(rows: Sequence[Row]) -> str:
             (float(row.cell["n"]), chance) for row in rows if isinstance(chance := row.entries[many], float)
         ],
     }
-    return line_chart(curves, x="images in a batch", y="share", log_x=True)
+    return line_chart(curves, x="images in a batch", y="fraction", log_x=True)
 
 
 DRAWING = (

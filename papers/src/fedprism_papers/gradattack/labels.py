@@ -33,7 +33,7 @@ BATCHES = (EVEN, AS_DRAWN, ONE_CLASS)
 WHO = (
     f"{KNOWN}: the attacker is given them. {INFERRED}: it counts them from the gradient of the last layer's bias. "
     f"{JOINT}: they start as noise and are optimised with the images, as published. All three are given the exact "
-    f"batch-norm statistics. {LABELS_RIGHT}: the share of labels that are right, in any order."
+    f"batch-norm statistics. {LABELS_RIGHT}: the fraction of labels that are right, in any order."
 )
 
 
@@ -117,7 +117,7 @@ def _occurrence(labels: Tensor) -> Tensor:
 
 
 def labels_right(answers: inversion.Answers, batches: Sequence[fp.Batch]) -> float:
-    """The share of all labels that an answer has as often as its batch does."""
+    """The fraction of all labels that an answer has as often as its batch does."""
     right = (
         in_common(answer.labels, batch.labels)
         for answer, batch in zip(answers.parts, batches, strict=True)

@@ -46,8 +46,8 @@ HISTOGRAM = "pixels by power of ten of their error"
 DIVIDED, REFERRED, MEAN = "divided", "less an absent row", "mean of the batch"
 READING = (
     f"{ERROR}: the median over a batch's images of their mean absolute pixel error, pixels from 0 to 1, estimates cut "
-    f"to that range; {GOOD}: the share of images with a PSNR above that. Both are means over the batches. {MEAN}: the "
-    "error of answering with the batch's mean image, which no mixing hides."
+    f"to that range; {GOOD}: the fraction of images with a PSNR above that. Both are means over the batches. {MEAN}: "
+    "the error of answering with the batch's mean image, which no mixing hides."
 )
 ROWS = (
     "Every image is answered with the row of its class: the attacker is told the labels. Images of a class that occurs "
@@ -228,7 +228,7 @@ def reading(weight_grad: Tensor, bias_grad: Tensor, batch: fp.Batch, reference: 
 
 
 def _score(estimates: Tensor, originals: Tensor) -> dict[str, float]:
-    """Of estimates in the range of pixels: the median over images of the mean absolute error, and the share of good."""
+    """Of estimates in the range of pixels: the median of the images' mean absolute errors, and the fraction of good."""
     if not len(estimates):
         return {ERROR: math.nan, GOOD: 0.0}
     shown = estimates.clamp(0, 1)
@@ -263,7 +263,7 @@ def figure(rows: Sequence[Row]) -> str:
                     if isinstance(entry, Outcome):
                         panels.setdefault(name, {})[f"{row.cell['loss']}, {way}"] = _shares(entry)
             title = f"Errors of pixels, batches of {typical}, weights: {weights}{words}"
-            axis = "power of ten of a pixel's error; upwards: share of the pixels"
+            axis = "power of ten of a pixel's error; upwards: fraction of the pixels"
             drawn.append(histograms(title, panels, ends=(LEAST, MOST), x=axis, columns=3))
     return page(drawn)
 

@@ -104,14 +104,8 @@ def _advance(descent: BatchedLBFGS, step: Repeated, search: MatchingSettings, in
 
 
 def _statuses(descent: BatchedLBFGS) -> tuple[TrialStatus, ...]:
-    flags = zip(descent.best_value.isfinite().tolist(), descent.reached.tolist(), descent.strayed.tolist(), strict=True)
-    return tuple(
-        TrialStatus.DIVERGED
-        if not finite
-        else TrialStatus.REACHED
-        if reached
-        else TrialStatus.STRAYED
-        if strayed
-        else TrialStatus.ITERATIONS
-        for finite, reached, strayed in flags
-    )
+    """The first that holds for each trial."""
+    by_rank = (TrialStatus.DIVERGED, TrialStatus.REACHED, TrialStatus.STRAYED, TrialStatus.ITERATIONS)
+    diverged, otherwise = ~descent.best_value.isfinite(), torch.ones_like(descent.reached)
+    holds = torch.stack([diverged, descent.reached, descent.strayed, otherwise])
+    return tuple(by_rank[rank] for rank in holds.int().argmax(0).tolist())

@@ -58,7 +58,7 @@ CONTROLLED_WIDTH = 12
 QUICK_ITERATIONS = 40
 BLANK = "a blank image"
 READING = (
-    f"The share of trials in which some image of the batch came back: {STRICT} and {LOOSE} are the paper's two "
+    f"The fraction of trials in which some image of the batch came back: {STRICT} and {LOOSE} are the paper's two "
     "thresholds, 'uncut' on what the optimiser ended with and otherwise on pixels cut to their range, as an attacker "
     f"would; '{BEATS_BLANK}' asks for {STRICT} and for a smaller AVD than that of a blank image, {CLOSE_PIXELS} is "
     "by pixels (20 dB). Any recovered image may be compared with any private one, as in the paper. "

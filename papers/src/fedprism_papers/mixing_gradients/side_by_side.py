@@ -35,10 +35,9 @@ ONE_BY_ONE = "attack them one by one, with the attack itself"
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class SideBySide(Attack):
-    """The attack on all updates of an observation at once, in about `memory` bytes at a time."""
+    """The attack on all updates of an observation at once."""
 
     attack: GradientMatching
-    memory: int = 2**31
 
     citation: ClassVar[str] = "the attack's, which is run on many updates at once; fedprism 2026"
 
@@ -66,37 +65,27 @@ class SideBySide(Attack):
         return _Start(torch.stack(inputs).to(like), torch.stack(logits).to(like) if logits else None)
 
     def _matched(self, problem: _Problem, start: _Start) -> Trials:
-        """All trials, as many at a time as the memory holds."""
-        fitting = max(1, min(problem.trials, self.memory // self._bytes_a_trial(problem)))
-        attack, together = self.attack, memory.together(fitting)
+        """All trials at once, or fewer at a time if memory has run out."""
+        attack, together = self.attack, memory.together(problem.trials)
         solved = list[Trials]()
         for first in range(0, problem.trials, together):
-            part = problem.part(slice(first, first + together))
+            chosen = slice(first, first + together)
+            part = problem.part(chosen)
             fraction, passed = len(part.target[0]) / problem.trials, first / problem.trials
+
+            def report(step: int, of: int, fraction: float = fraction, passed: float = passed) -> None:
+                progress.report(int(of * (passed + fraction * step / of)), of)
+
             solved.append(
                 match_trials(
                     part.gradients_of,
                     part.target,
-                    start.inputs[first : first + together],
-                    attack.settings(
-                        iterations=attack.iterations,
-                        box=problem.box,
-                        progress=lambda step, of, fraction=fraction, passed=passed: progress.report(  # type: ignore[misc]
-                            int(of * (passed + fraction * step / of)), of
-                        ),
-                    ),
-                    label_start=None if start.logits is None else start.logits[first : first + together],
+                    start.inputs[chosen],
+                    attack.settings(iterations=attack.iterations, box=problem.box, progress=report),
+                    label_start=None if start.logits is None else start.logits[chosen],
                 )
             )
         return _joined(solved)
-
-    def _bytes_a_trial(self, problem: _Problem) -> int:
-        """Curvature, parameters with two orders of gradients, and what the layers leave behind."""
-        optimizer, example = self.attack.optimizer, problem.target[0].element_size()
-        assert isinstance(optimizer, LBFGS)
-        pixels = problem.batch * (torch.Size(problem.input_shape).numel() + problem.classes)
-        weights = sum(tensor[0].numel() for tensor in problem.target)
-        return example * ((2 * optimizer.history + 10) * pixels + 6 * weights + 60 * pixels)
 
 
 class _Start(NamedTuple):

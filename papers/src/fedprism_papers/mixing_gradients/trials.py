@@ -209,6 +209,6 @@ def score_trials(recovered: Tensor, sources: Tensor, starts: Tensor) -> dict[str
 
 
 def recovered(scored: Mapping[str, Sequence[float]], criterion: str) -> RecoveryRate:
-    """The share of trials that count as recovered."""
+    """The fraction of trials that count as recovered."""
     metric, threshold = MEASURES[criterion]
     return recovery_rate(torch.tensor(scored[metric], dtype=torch.float64), threshold)

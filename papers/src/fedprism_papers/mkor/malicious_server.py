@@ -19,7 +19,6 @@ from fedprism.metrics import psnr, ssim
 from fedprism.randomness import generator, seeded_layers
 from fedprism.runtime import devices
 from fedprism.solvers.windows import interpolated_midpoint, softened_midpoint
-from fedprism_papers.mkor.noise import WithNoise, noised
 from fedprism_papers.shared.base import Settings
 from fedprism_papers.shared.cells import Attacked, AttackTrial
 from fedprism_papers.shared.measuring import ANSWERED, PSNR, SHOWN_IMAGES, Scores
@@ -35,7 +34,8 @@ SMOOTH, SPARE = "smoothest", "spare channels, smoothest"
 EQUAL, NODES = "equal logits, midpoint", "several nodes, smoothest"
 SCORED = (
     "An answer is compared with the private images of the class it is for, the best one-to-one among several; averages "
-    f"are over the answered images, '{ANSWERED}' is their share, '{ALONE}' the share of answers that are one sample's."
+    f"are over the answered images; '{ANSWERED}': the fraction of these; '{ALONE}': the fraction of answers that are "
+    "one sample's."
 )
 LOSS = (
     "Clients train with cross-entropy, for which the paper's code does not work: it leaves the softmax out. One class "
@@ -138,6 +138,43 @@ class ChosenParameters(Attacked):
             if sample < len(recovered):
                 recovered[sample] = image
         return Scores(values, {"originals": truth.tensor[:SHOWN_IMAGES].clone(), "recovered": recovered})
+
+
+@dataclass(frozen=True)
+class WithNoise:
+    """A server that hides its choice of parameters under noise, as the paper's code can.
+
+    Its standard deviation is `noise` over the root of the number of inputs of a unit.
+    """
+
+    server: Any
+    noise: float
+
+    def tamper(
+        self, model: nn.Module, params: Mapping[str, Tensor], rng: torch.Generator
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        sent, trapdoor = self.server.tamper(model, params, rng)
+        spreads = {
+            name.removesuffix("weight"): self.noise / (tensor.numel() / len(tensor)) ** 0.5
+            for name, tensor in sent.items()
+            if tensor.dim() > 1
+        }
+        return {
+            name: tensor
+            + spreads.get(name.removesuffix("weight").removesuffix("bias"), 0.0)
+            * torch.randn(tensor.shape, generator=rng).to(tensor)
+            for name, tensor in sent.items()
+        }, trapdoor
+
+
+def noised(observation: fp.Observation, noise: float, rng: torch.Generator) -> fp.Observation:
+    """The update with Gaussian noise, as large in each tensor as this part of its standard deviation."""
+    sent = observation.rounds[0]
+    update = {
+        name: tensor + noise * tensor.std(correction=0) * torch.randn(tensor.shape, generator=rng)
+        for name, tensor in sent.update.items()
+    }
+    return replace(observation, rounds=(replace(sent, update=update),))
 
 
 def assigned(answer: fp.Reconstruction, truth: fp.Truth) -> tuple[Tensor, Tensor, list[int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
@@ -68,7 +69,7 @@ class Outcomes(NamedTuple):
     """Why a method has no numbers."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class AttackTrial(RecipeTrial):
     """One method on one batch; `place` is the cell's in the table."""
 
@@ -128,54 +129,42 @@ def attack_cells(cells: Sequence[TableCell], settings: Settings, announce: Annou
     """What each method makes of each cell. A method that runs out of memory or does not apply is left at that word."""
     if any(cell.attacked.needs_lpips for cell in cells):
         require_lpips(settings)
-    results: list[dict[str, dict[int, Finished[AttackTrial]]]] = [{name: {} for name in cell.methods} for cell in cells]
-    failed: list[dict[str, TrialOutcome]] = [{} for _ in cells]
+    results: list[dict[str, list[Finished[AttackTrial]]]] = [{name: [] for name in cell.methods} for cell in cells]
+
+    def failed(place: int, name: str) -> bool:
+        return any(result.outcome.record is None for result in results[place][name])
 
     def trials() -> Iterator[AttackTrial]:
         for place, cell in enumerate(cells):
-            for number in range(cell.attacked.batches):
-                for name, attack in cell.methods.items():
-                    if name not in failed[place] and number < cell.batches(name):
-                        yield AttackTrial(
-                            settings=settings,
-                            attacked=cell.attacked,
-                            place=place,
-                            number=number,
-                            name=name,
-                            attack=attack,
-                            about=cell.title,
-                        )
+            for number, (name, attack) in product(range(cell.attacked.batches), cell.methods.items()):
+                if number < cell.batches(name) and not failed(place, name):
+                    yield AttackTrial(settings, cell.attacked, place, number, name, attack, cell.title)
 
     def complete(place: int) -> bool:
-        counts = {name: len(done) for name, done in results[place].items()}
-        return all(name in failed[place] or count == cells[place].batches(name) for name, count in counts.items())
+        done = results[place].items()
+        return all(failed(place, name) or len(each) == cells[place].batches(name) for name, each in done)
 
     next_place = 0
     for result in finished(trials(), settings, announce, allowed=True):
-        trial = result.trial
-        if result.outcome.record is None:
-            failed[trial.place][trial.name] = result.outcome
-        else:
-            results[trial.place][trial.name][trial.number] = result
+        results[result.trial.place][result.trial.name].append(result)
         while next_place < len(cells) and complete(next_place):
-            yield _outcomes(cells[next_place], results[next_place], failed[next_place])
+            yield _outcomes(cells[next_place], results[next_place])
             next_place += 1
 
 
-def _outcomes(
-    cell: TableCell, results: Mapping[str, Mapping[int, Finished[AttackTrial]]], failed: Mapping[str, TrialOutcome]
-) -> Outcomes:
+def _outcomes(cell: TableCell, results: Mapping[str, Sequence[Finished[AttackTrial]]]) -> Outcomes:
     entries: dict[str, Entry] = {}
     notes: list[str] = []
     for name, attack in cell.methods.items():
-        if name not in failed:
-            in_order = [results[name][number] for number in range(cell.batches(name))]
+        reasons = [result.outcome.reason for result in results[name] if result.outcome.record is None]
+        if not reasons:
+            in_order = sorted(results[name], key=lambda result: result.trial.number)
             entries[name] = _outcome(cell.attacked, attack, in_order)
-        elif about_memory(failed[name].reason):
+        elif about_memory(reasons[0]):
             entries[name] = OUT_OF_MEMORY
         else:
             entries[name] = NOT_APPLICABLE
-            notes.append(f"{cell.title}, {name}: {failed[name].reason}")
+            notes.append(f"{cell.title}, {name}: {reasons[0]}")
     return Outcomes(entries, tuple(notes))
 
 

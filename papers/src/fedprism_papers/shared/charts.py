@@ -45,12 +45,8 @@ def page(drawings: Sequence[Drawing]) -> str:
 
 
 def line_chart(curves: Mapping[str, Points], *, x: str, y: str, log_x: bool = False, log_y: bool = False) -> str:
-    """One line a curve, named beside the plot. Logarithmic axes leave out what is not positive."""
-    shown = {
-        name: [(a, b) for a, b in points if (a > 0 or not log_x) and (b > 0 or not log_y)]
-        for name, points in curves.items()
-    }
-    return page([points(f"{y} against {x}", shown, x=x, y=y, log_x=log_x, log_y=log_y, joined=True)])
+    """One line a curve, named beside the plot."""
+    return page([points(f"{y} against {x}", curves, x=x, y=y, log_x=log_x, log_y=log_y, joined=True)])
 
 
 def points(
@@ -63,11 +59,14 @@ def points(
     log_y: bool = False,
     joined: bool = False,
 ) -> Drawing:
-    """Points in the plane, one colour a series; `joined` by a line from left to right."""
+    """Points in the plane, one colour a series; `joined` by a line from left to right.
+
+    Logarithmic axes leave out what is not positive.
+    """
     right, bottom = LEFT + PLOT_WIDTH, TOP + PLOT_HEIGHT
-    everything = [point for curve in series.values() for point in curve]
-    across = _Axis([a for a, _ in everything], LEFT, right, log=log_x)
-    upward = _Axis([b for _, b in everything], bottom, TOP, log=log_y)
+    shown = [[(a, b) for a, b in each if (a > 0 or not log_x) and (b > 0 or not log_y)] for each in series.values()]
+    across = _Axis([a for curve in shown for a, _ in curve], LEFT, right, log=log_x)
+    upward = _Axis([b for curve in shown for _, b in curve], bottom, TOP, log=log_y)
     parts = [_text(LEFT, 18, title, bold=True)]
     for value in across.ticks():
         place = across.place(value)
@@ -75,7 +74,7 @@ def points(
     for value in upward.ticks():
         place = upward.place(value)
         parts += [_line(LEFT, place, right, place, RULE), _text(LEFT - 6, place + 4, f"{value:g}", anchor="end")]
-    for number, curve in enumerate(series.values()):
+    for number, curve in enumerate(shown):
         places = [(across.place(a), upward.place(b)) for a, b in (sorted(curve) if joined else curve)]
         if joined:
             parts.append(_polyline(places, _colour(number), 2))
@@ -151,9 +150,9 @@ def _border(spot: tuple[int, int], placed: Mapping[tuple[int, int], float], left
 def histograms(
     title: str, panels: Mapping[str, Mapping[str, Sequence[float]]], *, ends: tuple[float, float], x: str, columns: int
 ) -> Drawing:
-    """Panels in rows of `columns`; in each a line a series through the shares of equally wide classes between `ends`.
+    """Panels in rows of `columns`: a line a series through the fractions in equally wide classes between `ends`.
 
-    Series of all panels share their colours; each panel is as high as its largest share.
+    Series of all panels share their colours; each panel is as high as its largest fraction.
     """
     wide, tall, gap, aside = 190, 80, 52, 30
     series = list(dict.fromkeys(name for panel in panels.values() for name in panel))

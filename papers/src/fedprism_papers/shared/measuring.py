@@ -1,4 +1,4 @@
-"""How close answers come to private images: PSNR, LPIPS, and the share that is hardly to be told apart."""
+"""How close answers come to private images: PSNR, LPIPS, and the fraction that is hardly to be told apart."""
 
 from __future__ import annotations
 

@@ -188,19 +188,17 @@ def _columns(rows: Sequence[Row]) -> list[str]:
 
 
 def _texts(recipe: Recipe, row: Row, rows: Sequence[Row]) -> list[str]:
-    everything = {**{key: str(value) for key, value in row.cell.items()}, **_entry_texts(recipe, row)}
+    entries = {column: _text(recipe, entry) for column, entry in row.entries.items()}
+    everything = {**{key: str(value) for key, value in row.cell.items()}, **entries}
     return [everything.get(column, ABSENT) for column in _columns(rows)]
-
-
-def _entry_texts(recipe: Recipe, row: Row) -> dict[str, str]:
-    return {column: _text(recipe, entry) for column, entry in row.entries.items()}
 
 
 def _text(recipe: Recipe, entry: Entry) -> str:
     if isinstance(entry, Outcome):
         answered = entry.mean("answered")
         partial = [f"{answered:.0%} answered"] if answered < 1 else []
-        return ", ".join([*(_number(metric, entry.mean(metric)) for metric in recipe.shown), *partial, _time(entry)])
+        seconds = f"{entry.seconds_a_batch:{'.2g' if entry.seconds_a_batch < 10 else '.0f'}} s"
+        return ", ".join([*(_number(metric, entry.mean(metric)) for metric in recipe.shown), *partial, seconds])
     if isinstance(entry, float):
         return f"{entry:.4g}"
     return ABSENT if entry is None else str(entry)
@@ -210,10 +208,6 @@ def _number(metric: str, value: float) -> str:
     if math.isnan(value):
         return ABSENT
     return _FORMATS.get(metric, "{:.3f}").format(value)
-
-
-def _time(entry: Outcome) -> str:
-    return f"{entry.seconds_a_batch:.2g} s" if entry.seconds_a_batch < 10 else f"{entry.seconds_a_batch:.0f} s"
 
 
 def _legend(recipe: Recipe) -> str:

@@ -42,7 +42,7 @@ def contact_sheet(entries: Mapping[str, Entry]) -> tuple[Tensor | None, str]:
 
 
 def bar_chart(counts: Tensor) -> Tensor:
-    """Bars as high as their share of the highest one, from left to right."""
+    """Bars as high as their part of the highest one, from left to right."""
     chart = torch.ones(3, HEIGHT, BAR * len(counts))
     highest = max(float(counts.max()), 1.0)
     for number, count in enumerate(counts.tolist()):

@@ -59,7 +59,7 @@ def train(
 
 
 def accuracy(model: nn.Module, data: fp.Batch, normalization: Normalization, device: str | None = None) -> float:
-    """The share of images that the model, which is left on the CPU, gets right."""
+    """The fraction of images that the model, which is left on the CPU, gets right."""
     place = devices.pick(device)
     model.to(place).eval()
     with torch.no_grad():

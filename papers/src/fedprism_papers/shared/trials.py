@@ -24,7 +24,7 @@ DECISIVE_SETTINGS = ("seed", "quick", "iterations", "batches", "inverted")
 """Settings that a trial's outcome depends on."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class RecipeTrial:
     """Something that can be computed by itself. Its `repr` says which one it is, and a process can be sent it."""
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import NamedTuple, TypeAlias
 
 from fedprism import metrics
@@ -104,7 +103,13 @@ def search(
 ) -> Tuning:
     """The values in `space` with the best judgement; `first` is tried first."""
     _check(space, first, trials)
-    optuna, tried = _optuna(), list[Attempt]()
+    try:
+        import optuna
+    except ImportError as error:
+        raise BadInput(
+            'expected the package optuna for the search, found none; pip install "fedprism-papers[tuning]".'
+        ) from error
+    tried = list[Attempt]()
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # else it prints a line a study
     try:
@@ -148,14 +153,3 @@ def _check(space: Mapping[str, Range], first: Weights | None, trials: int) -> No
             raise BadInput(
                 f"expected a first value of {name} from {low:g} to {high:g}, found {first.get(name)}; widen the range."
             )
-
-
-def _optuna() -> ModuleType:
-    try:
-        import optuna
-    except ImportError as error:
-        raise BadInput(
-            'expected the package optuna for the search, found none; pip install "fedprism-papers[tuning]".'
-        ) from error
-    module: ModuleType = optuna
-    return module

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, SupportsIndex, TypeAlias
 
 import torch
 from safetensors import SafetensorError
@@ -58,8 +58,8 @@ class Victim:
     client_images: int | None = None
     maker: Maker | None = None
 
-    def __reduce__(self) -> tuple[Callable[..., Victim], tuple[object, ...]]:
-        return (_made, (self.maker,)) if self.maker is not None else (_given, (vars(self),))
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
+        return super().__reduce_ex__(protocol) if self.maker is None else (_made, (self.maker,))
 
     def __repr__(self) -> str:
         """Says which victim it is."""
@@ -126,10 +126,6 @@ Maker: TypeAlias = "tuple[Callable[..., Victim], Settings, tuple[tuple[str, obje
 def _made(maker: Maker) -> Victim:
     make, settings, further = maker
     return make(settings, **dict(further))
-
-
-def _given(fields: dict[str, Any]) -> Victim:
-    return Victim(**fields)
 
 
 def fc2_cifar10(settings: Settings) -> Victim:

@@ -41,7 +41,7 @@ class EmbeddingInversion(UpdateAttack):
 
     @property
     def uses(self) -> frozenset[str]:
-        return frozenset({"loss", "batch_size", "labels"}) | FORWARD_USES
+        return frozenset({"loss", "batch_size", "labels", "bounds", "normalization"}) | FORWARD_USES
 
     @property
     def reads_any_inputs(self) -> bool:

@@ -8,15 +8,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedprism.attacks.cocktail_party import CocktailParty
 from fedprism.attacks.embedding_inversion.answer import UNKNOWN, Answer, LookupStatus
 from fedprism.network.lookups import Coded, Lookup
+from fedprism.network.network_map import NetworkMap
 from fedprism.network.operations import Operation
-from fedprism.solvers.closed_form.concatenation import Block, Table, solve_concatenation
+from fedprism.solvers.closed_form.concatenation import Block, Samples, Table, solve_concatenation
 from fedprism.solvers.closed_form.lookups import Used
 from fedprism.types import Ambiguity, Observation, Update
 
 STRAIGHT = 1e-5
 """Largest error, relative to the values, of a straight line from an entry to what the dense layer is fed of it."""
+
+
+SAME_ROW = 1e-2
+"""Distance from a row, relative to the longest, up to which a separated input is that row."""
 
 
 class _Column(NamedTuple):
@@ -28,6 +34,15 @@ class _Column(NamedTuple):
     offset: float
 
 
+class _Columns(NamedTuple):
+    """Where a dense layer is fed what is looked up, and the numbers beside it."""
+
+    layer: Operation
+    blocks: list[Block]
+    tables: list[Table]
+    numbers: list[_Column]
+
+
 def read_table(
     observation: Observation, gradient: Update, coded: Coded, lookups: Sequence[Lookup], used: Sequence[Used]
 ) -> list[Answer]:
@@ -36,43 +51,60 @@ def read_table(
     `used`: the rows of each lookup's table.
     """
     for layer in coded.network.layers:
-        if layer.weight in gradient and layer.bias is not None and layer.bias in gradient:
-            answers = _read_layer(observation, gradient, coded, lookups, used, layer)
-            if answers:
-                return answers
+        columns = _columns(observation, coded, lookups, used, layer)
+        if columns is None or layer.weight not in gradient or layer.bias is None or layer.bias not in gradient:
+            continue
+        whole = torch.cat([gradient[layer.weight], gradient[layer.bias][:, None]], 1)
+        weight, size = observation.round.params[layer.weight], _known(observation.knowledge.batch_size)
+        readings = solve_concatenation(whole, weight, columns.tables, columns.blocks, size)
+        if not readings:
+            readings = _separated(observation, coded.network, columns)
+        if readings:
+            return [_answer(coded, lookups, used, columns, reading) for reading in readings]
     return []
 
 
-def _read_layer(
-    observation: Observation,
-    gradient: Update,
-    coded: Coded,
-    lookups: Sequence[Lookup],
-    used: Sequence[Used],
-    layer: Operation,
-) -> list[Answer]:
+def _separated(observation: Observation, network: NetworkMap, columns: _Columns) -> list[Samples]:
+    """The samples by separating the layer's gradient: also where several hold the same rows of all tables."""
+    separation = CocktailParty().separate(observation, observation.round, network, columns.layer, None)
+    if not separation.exact:
+        return []
+    fed, choices = separation.samples.double().cpu(), []
+    for block in columns.blocks:
+        rows = columns.tables[block.table].rows
+        apart = torch.cdist(fed[:, block.columns], rows)
+        if bool((apart.amin(1) > SAME_ROW * rows.norm(dim=1).max()).any()):
+            return []
+        choices.append(apart.argmin(1))
+    return [Samples(torch.stack(choices, 1), fed)]
+
+
+def _columns(
+    observation: Observation, coded: Coded, lookups: Sequence[Lookup], used: Sequence[Used], layer: Operation
+) -> _Columns | None:
     blocks = [block for number, lookup in enumerate(lookups) for block in _blocks(layer, lookup, number)]
     if len(blocks) < sum(len(lookup.entries) for lookup in lookups):
-        return []
-    params, size = observation.round.params, observation.knowledge.batch_size
+        return None
+    params = observation.round.params
     tables = [
         Table(params[lookup.operation.weight].detach().cpu().double()[rows.rows], rows.gradients)
         for lookup, rows in zip(lookups, used, strict=True)
     ]
-    whole = torch.cat([gradient[layer.weight], gradient[layer.bias or ""][:, None]], 1)
-    numbers = _numbers(layer, coded.values, lookups, blocks)
-    entries = torch.cat([lookup.entries for lookup in lookups])
+    return _Columns(layer, blocks, tables, _numbers(layer, coded.values, lookups, blocks))
+
+
+def _answer(
+    coded: Coded, lookups: Sequence[Lookup], used: Sequence[Used], columns: _Columns, samples: Samples
+) -> Answer:
+    """The cells that the layer was fed these samples by."""
+    cells = torch.zeros(len(samples.inputs), coded.values.shape[1], dtype=torch.float64)
+    rows = [used[block.table].rows[chosen] for block, chosen in zip(columns.blocks, samples.choices.T, strict=True)]
     offsets = torch.cat([lookup.offsets for lookup in lookups])
-    names = (*(lookup.operation.weight for lookup in lookups), layer.weight)
-    answers = []
-    for choices, fed in solve_concatenation(whole, params[layer.weight], tables, blocks, _known(size)):
-        cells = torch.zeros(len(fed), coded.values.shape[1], dtype=torch.float64)
-        rows = [used[block.table].rows[chosen] for block, chosen in zip(blocks, choices.T, strict=True)]
-        cells[:, entries] = (torch.stack(rows, 1) - offsets).double()
-        for number in numbers:
-            cells[:, number.entry] = (fed[:, number.column] - number.offset) / number.slope
-        answers.append(Answer(cells, LookupStatus.LINKED, frozenset({"order"}), names))
-    return answers
+    cells[:, torch.cat([lookup.entries for lookup in lookups])] = (torch.stack(rows, 1) - offsets).double()
+    for number in columns.numbers:
+        cells[:, number.entry] = (samples.inputs[:, number.column] - number.offset) / number.slope
+    names = (*(lookup.operation.weight for lookup in lookups), columns.layer.weight)
+    return Answer(cells, LookupStatus.LINKED, frozenset({"order"}), names)
 
 
 def _known(size: int | tuple[int, ...] | None) -> int | None:

@@ -33,7 +33,7 @@ def read_text(observation: Observation, gradient: Update, coded: Coded, lookup: 
     tokens = (
         _in_order(gradient, coded.network, lookup, used)
         or _counted(lookup, used, samples)
-        or _unordered(places, used, samples)
+        or _unordered(lookup, used, samples)
     )
     known = tokens.rows != UNKNOWN
     return [
@@ -79,9 +79,11 @@ def _counted(lookup: Lookup, used: Used, samples: int | None) -> _Tokens | None:
     return _Tokens(rows, LookupStatus.COUNTED, ("places",))
 
 
-def _unordered(places: int, used: Used, samples: int | None) -> _Tokens:
+def _unordered(lookup: Lookup, used: Used, samples: int | None) -> _Tokens:
+    """All tokens in any order; the places that are left over hold padding, where there is such, or repeats."""
+    places = len(lookup.entries)
     size = samples or -(-len(used.rows) // places)
-    rows = pad(used.rows, (0, size * places - len(used.rows)), value=UNKNOWN)
+    rows = pad(used.rows, (0, size * places - len(used.rows)), value=_padding(lookup))
     return _Tokens(rows.view(size, places), LookupStatus.SET, ("places", "counts", *(("samples",) if size > 1 else ())))
 
 

@@ -171,6 +171,8 @@ class GradientMatching(UpdateAttack):
         task = task_of(forward.ignoring_pruning())
         solution = self.solve(task, rng, partial(task_of, forward) if forward.follows_pruning else None)
         best = solution.best
+        with torch.no_grad():
+            pulled = None if pull is None else float(pull.distance(best.inputs))
         notes = [f"labels {labels.note}", self.batchnorm.note, task.note, solution.note]
         ordered = batch == 1 or (self.labels is Labels.KNOWN and labels.distinct)
         return Reconstruction(
@@ -185,7 +187,7 @@ class GradientMatching(UpdateAttack):
                 "labels": labels.note,
                 "normalise": self.batchnorm.normalise.value,
                 "pull": self.batchnorm.pull.value,
-                "pull_distance": _distance(pull, best.inputs),
+                "pull_distance": pulled,
                 "stepping": best.stepping,
                 "slopes": task.slopes,
                 **solution.diagnostics,
@@ -327,9 +329,3 @@ def _lowest(runs: Sequence[Matching]) -> Matching:
 def _end(run: Matching) -> tuple[Tensor, Tensor | None]:
     """Where a further run goes on."""
     return run.inputs, run.label_logits
-
-
-def _distance(pull: BatchMoments | None, inputs: Tensor) -> float | None:
-    """How far the guess's statistics are from the wanted ones, without the weight."""
-    with torch.no_grad():
-        return None if pull is None else float(pull.distance(inputs))

@@ -274,9 +274,13 @@ def _read(observation: Observation, round: Round, stack: Stack, layout: Layout, 
 
     # Of a difference it may be unknown what was subtracted from what.
     signs = (1, -1) if round.kind == "delta" else (1,)
-    scales = [batch_scale(head, s * biases, batch, exact=exact, spread=spread if ranged else None) for s in signs]
-    scale = next((scale for scale in scales if scale is not None and scale.whole), scales[0])
-    factor = 0.0 if scale is None else scale.factor * signs[scales.index(scale)]
+    scales = [
+        (scaling, sign)
+        for sign in signs
+        if (scaling := batch_scale(head, sign * biases, batch, exact=exact, spread=spread if ranged else None))
+    ]
+    scale, sign = min(scales, key=lambda signed: signed[0].misfit, default=(None, 1))
+    factor = 0.0 if scale is None else sign * scale.factor
     counted = scale is not None and scale.whole
     reading = read_head(
         head,

@@ -126,6 +126,8 @@ class Scale(NamedTuple):
     """Whether all counts of samples are then whole numbers to rounding error."""
     unique: bool = True
     """Whether no other scale makes whole numbers of them."""
+    misfit: float = 0.0
+    """In samples: how far counts are from whole numbers, those of absent classes from each other."""
 
 
 def batch_scale(
@@ -153,7 +155,8 @@ def batch_scale(
     unit = sample_unit(gaps.flatten(), batch, step=step, lacking=lacking, error=math.hypot(WHOLE, noise))
     if unit is None:
         return None
-    return Scale(1 / (unit.size * batch), unit.misfit < max(MOST_OFF, 3 * noise), unit.unique)
+    whole = unit.misfit < max(MOST_OFF, 3 * noise)
+    return Scale(1 / (unit.size * batch), whole, unit.unique, math.hypot(unit.misfit, noise))
 
 
 def _bands(head: Head, values: Tensor) -> Tensor:

@@ -90,10 +90,14 @@ class Bound(NamedTuple):
     """(2, d): of the pairs tried the one that is furthest apart and least told apart."""
 
 
-def estimate(cube: Cube, signal: Signal, doubt: Doubt, pairs: int, rng: torch.Generator) -> float:
-    """The bound of a cube without any confidence: good enough to choose one."""
+def promise(cube: Cube, signal: Signal, doubt: Doubt, pairs: int, rng: torch.Generator) -> float:
+    """What to expect of a cube, from a few pairs, to choose one by.
+
+    The square of the mean root lies below the mean, the more so the more the values differ: few pairs that leave much
+    doubt among many that leave none would be worth little once certified.
+    """
     values = [_value(pair, signal, doubt) for pair in (cube.pair(rng) for _ in range(pairs))]
-    return cube.blind_error * sum(values) / pairs
+    return cube.blind_error * (math.fsum(map(math.sqrt, values)) / pairs) ** 2
 
 
 def certify(cube: Cube, signal: Signal, doubt: Doubt, *, pairs: int, confidence: float, rng: torch.Generator) -> Bound:

@@ -22,6 +22,8 @@ SAME_DIRECTION = 1e-3
 """Sine of the angle between two rows that belong to the same sample: far above rounding."""
 EQUAL = 1e-2
 """Distance between a row and an error, relative to the row, below which they are the same: above half precision's."""
+HALF = 0.5
+"""What a share that is 0 or 1 but for rounding is rounded at."""
 WHOLE = 0.05
 """How far from a whole number a count may be."""
 
@@ -93,8 +95,9 @@ def places_of_rows(rows: Tensor, errors: Tensor) -> tuple[Tensor, float] | None:
         return None
     if len(open_places):
         shares = torch.linalg.lstsq(errors[open_places].T, (rows - explained).T).solution.T  # (used, open places)
-        places[open_places] = shares.argmax(0)
-        explained.index_add_(0, places[open_places], errors[open_places])
+        shared = open_places[shares.amax(0) > HALF]  # at other places something stands that has no row: padding
+        places[shared] = shares.argmax(0)[shares.amax(0) > HALF]
+        explained.index_add_(0, places[shared], errors[shared])
     return places, float((rows - explained).norm() / rows.norm())
 
 

@@ -114,6 +114,7 @@ def decode_mixtures(
     matrix = _matrix(mapping, weights, count)
     errors = _errors(matrix, inputs, target, masked)
     residual = float(torch.linalg.vector_norm(errors) / torch.linalg.vector_norm(target).clamp(min=_TINY))
+    solved = torch.linalg.vector_norm(errors, dim=0) <= _tolerance(target)
     values = torch.linalg.svdvals(matrix)
     deficient = len(values) < count or bool(values[-1] <= len(matrix) * torch.finfo(values.dtype).eps * values[0])
     # Signs need about two equations per unknown (2n - 1 for all x), and unlinked samples have a sign each.
@@ -125,9 +126,7 @@ def decode_mixtures(
         classes=classes,
         residual=residual,
         condition=math.inf if deficient else float(values[0] / values[-1]),
-        solved=float((torch.linalg.vector_norm(errors, dim=0) <= _tolerance(target)).double().mean())
-        if masked
-        else 1.0,
+        solved=float(solved.double().mean()) if masked else 1.0,
         ambiguity=frozenset({"sign"}) if masked else frozenset(),
         status=DecodeStatus.UNDETERMINED if deficient or unlinked else status,
     )
@@ -339,8 +338,8 @@ def _agreeing_signs(inputs: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 def _unlinked_groups(mapping: Tensor, samples: int) -> int:
     """Into how many groups the samples fall that no encoding links."""
-    member = one_hot(mapping, samples).amax(1)
-    return int(connected_components((member.T @ member).cpu().numpy(), directed=False)[0])
+    member = one_hot(mapping.cpu(), samples).amax(1)
+    return int(connected_components((member.T @ member).numpy(), directed=False)[0])
 
 
 def _check(encodings: Tensor, mapping: Tensor, coefficients: Tensor | None, labels: Tensor | None) -> None:

@@ -56,6 +56,8 @@ MAJORITY = 0.5
 """The same after several local steps, of which no recomputation says anything."""
 SAME_COLUMN = 0.99
 """Cosine of two columns above which they are one."""
+MOST_PASSES = 25
+"""Most passes over the columns."""
 QUICK_ITERATIONS = 25
 """Most steps of the coarse separation that is tried first."""
 QUICK_PLACES = 1000
@@ -143,7 +145,6 @@ def exact_batch(
     image_shape: Sequence[int] | None = None,
     box: Box | None = None,
     objective: Separator = StudentICA(),  # noqa: B008 (frozen)
-    iterations: int = 25,
     rounding: float = 0.0,
     progress: Progress | None = None,
 ) -> ExactBatch:
@@ -170,7 +171,7 @@ def exact_batch(
         separated = best = assess(problem, start)
         status, confirmed = reason, start.confirmed
         if status is None:
-            best, confirmed = _credible(problem, _confirm_all(problem, separated, iterations, progress), separated)
+            best, confirmed = _credible(problem, _confirm_all(problem, separated, progress), separated)
             status = _verdict(problem, best, confirmed, components, rounding)
             if status not in SETTLED and best is not separated and box is not None:
                 best = assess(problem, best.state._replace(rows=boxed_rows(best.state.rows, mixture, box)))
@@ -222,18 +223,18 @@ class _Pass(NamedTuple):
     """The fraction of certain columns beside which the others were separated anew."""
 
 
-def _confirm_all(problem: Problem, separated: Assessment, iterations: int, progress: Progress | None) -> Assessment:
+def _confirm_all(problem: Problem, separated: Assessment, progress: Progress | None) -> Assessment:
     """The best answer of all passes over the columns; what was separated where no pass finds a better one."""
     state, best = equalise(problem, separated).state, separated
     current = _Pass(state, CONFIRMED if bias_is_trusted(problem, state) else NOISY_TOLERANCE)
-    for number in range(1, iterations + 1):
+    for number in range(1, MOST_PASSES + 1):
         fitted = _without_repeats(_fit_columns(problem, current))
         answer = equalise(problem, assess(problem, _resolve_others(problem, fitted, current.tolerance)))
         following = _next_pass(problem, current, answer, number, misfit_of(problem, best))
         if _is_better(problem, answer, best, separated):
             best = answer
         if progress is not None:
-            progress(number, iterations)
+            progress(number, MOST_PASSES)
         if following is None:
             break
         current = following
