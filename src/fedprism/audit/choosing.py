@@ -22,6 +22,7 @@ from fedprism.runner import check_inputs
 from fedprism.threats import THREATS, ThreatModel
 from fedprism.types import Knowledge, Observation, Round
 
+OTHERS = "the plan names other attackers"
 MIXING = ("mixup", "instahide")
 SAYABLE = frozenset({"model", *RecordedPart.model_fields})
 """What a plan can say about captures that do not tell it."""
@@ -90,7 +91,7 @@ def unnamed(plan: Plan) -> list[Skipped]:
     left: list[Skipped] = []
     if plan.grid.threats is not None and plan.captures is None:
         named = {entry.name for entry in plan.grid.threats}
-        left.append(Skipped(what=_listed(THREATS, named), why="the plan names other attackers"))
+        left.append(Skipped(what=_listed(THREATS, named), why=OTHERS))
     if plan.grid.attacks is not None:
         named = {name for entry in plan.grid.attacks for name in entry.names}
         left.append(Skipped(what=_listed(ATTACKS, named), why="the plan names other attacks"))
@@ -154,11 +155,11 @@ def _why_not(probe: Observation, plan: Plan, *, tampering: bool) -> dict[str, st
         attack = make()
         unknown = probe.model is None or probe.knowledge.input_shape is None  # nobody can say what feeds what
         missing = lacking(attack, probe) if unknown and not isinstance(attack, Disaggregation) else None
-        reasons[name] = missing or _other_inputs(attack, probe.knowledge) or attack.not_worth(circumstances)
+        reasons[name] = missing or other_inputs(attack, probe.knowledge) or attack.not_worth(circumstances)
     return reasons
 
 
-def _other_inputs(attack: Attack, known: Knowledge) -> str | None:
+def other_inputs(attack: Attack, known: Knowledge) -> str | None:
     """Why an attack on images is not tried on a model that is fed something else."""
     try:
         check_inputs(attack, known.input_shape, known.input_types)

@@ -54,7 +54,9 @@ class Estimate:
         return f"{'at least' if self.at_least else 'about'} {duration(self.seconds)} with one worker, {memory}"
 
 
-class _Probe(NamedTuple):
+class Price(NamedTuple):
+    """What a cell costs, by shortened forms of it."""
+
     refused: str = ""
     """Why the cell cannot run."""
     seconds: float = PATIENCE
@@ -70,9 +72,9 @@ def estimate(setup: Setup, grid: Grid, device: str | None = None) -> Estimate:
         groups.setdefault(tuple(alike), []).append(cell)
     chosen = list(groups.values())[:MOST_PROBES]
     probes = _probes(setup, device, [members[0] for members in chosen])
-    tried = [(probe or _Probe(), len(members)) for probe, members in zip(probes, chosen, strict=True)]
+    tried = [(probe or Price(), len(members)) for probe, members in zip(probes, chosen, strict=True)]
     refused = tuple((count, probe.refused) for probe, count in tried if probe.refused)
-    measured = [probe for probe, _ in tried if not probe.refused] or [_Probe(seconds=0.0)]
+    measured = [probe for probe, _ in tried if not probe.refused] or [Price(seconds=0.0)]
     known = sum(probe.seconds * count for probe, count in tried if not probe.refused)
     others = len(grid.cells) - sum(map(len, chosen))
     return Estimate(
@@ -113,8 +115,13 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def _probes(setup: Setup, device: str | None, cells: Sequence[Cell]) -> list[_Probe | None]:
-    probes: list[_Probe | None] = [None] * len(cells)
+def prices(setup: Setup, cells: Sequence[Cell], device: str | None = None) -> list[Price | None]:
+    """What each cell costs, or why it cannot run; None where that took too long to find out."""
+    return list(_probes(setup, device, cells))
+
+
+def _probes(setup: Setup, device: str | None, cells: Sequence[Cell]) -> list[Price | None]:
+    probes: list[Price | None] = [None] * len(cells)
     missed = 0
     for index, outcome in Processes(workers=1, timeout=PATIENCE).run(partial(_probe, setup, device), cells):
         probes[index] = None if isinstance(outcome, Failure) else outcome
@@ -124,7 +131,7 @@ def _probes(setup: Setup, device: str | None, cells: Sequence[Cell]) -> list[_Pr
     return probes
 
 
-def _probe(setup: Setup, device: str | None, cell: Cell) -> _Probe:
+def _probe(setup: Setup, device: str | None, cell: Cell) -> Price:
     setup.materials()  # loaded once per worker, so not part of a cell's time
     place = devices.pick(device)
     if place.type == "cuda":
@@ -132,9 +139,7 @@ def _probe(setup: Setup, device: str | None, cell: Cell) -> _Probe:
         torch.cuda.reset_peak_memory_stats(place)
     seconds, refused = _seconds(setup, device, cell)
     # What is reserved, not what is used of it: the rest is not there for others either.
-    return _Probe(
-        refused, seconds, _peak_memory(), torch.cuda.max_memory_reserved(place) if place.type == "cuda" else 0
-    )
+    return Price(refused, seconds, _peak_memory(), torch.cuda.max_memory_reserved(place) if place.type == "cuda" else 0)
 
 
 def _peak_memory() -> int:

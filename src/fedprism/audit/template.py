@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedprism.audit.plan import CODE
 from fedprism.errors import BadInput
 from fedprism.naming import nearest
 
@@ -145,6 +147,8 @@ def _data(data: str | None, model: str | None) -> str:
         return f'name = "photos"                  # embedded: needs no download\noptions = {{ size = {size} }}'
     if data is None:
         return f'folder = "images"                # your images\noptions = {{ size = {size} }}'
+    if re.fullmatch(CODE, data):
+        return f"factory = {json.dumps(data)}   # your function; auditing imports it"
     suffix = Path(data).suffix.lower()
     if suffix == ".csv":
         return f'csv = {json.dumps(data)}\nlabel = "label"                   # the column that is learned'

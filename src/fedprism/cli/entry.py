@@ -17,6 +17,7 @@ import typer
 
 from fedprism.cli.attack import attack
 from fedprism.cli.audit import audit
+from fedprism.cli.check import check
 from fedprism.cli.demo import demo
 from fedprism.cli.init import init
 from fedprism.cli.inspect import inspect
@@ -52,6 +53,7 @@ app.command(context_settings={"ignore_unknown_options": True})(attack)
 app.command()(audit)
 app.command()(report)
 app.command()(init)
+app.command()(check)
 app.command()(reproduce)
 app.command()(inspect)
 app.command("list")(list_table)

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 
 from fedprism.checks import shown, whole
 from fedprism.defenses import Chain, Defense, chain
-from fedprism.errors import BadInput
+from fedprism.errors import BadInput, NotApplicable, told
 from fedprism.files import json_text
+from fedprism.inputs import arguments, shape_of, types_of
+from fedprism.losses import predictions
 from fedprism.randomness import generator, seeded_layers
 from fedprism.runtime import devices, memory
 from fedprism.types import Batch, LossFn, Record, is_soft
@@ -188,7 +190,9 @@ def _tested(model: nn.Module, data: Batch, place: torch.device) -> tuple[float, 
         together = memory.together(min(len(data), TESTED_TOGETHER))
         for start in range(0, len(data), together):
             part = data[start : start + together]
-            outputs, labels = model(part.tensor.to(place)), part.labels.to(place)
+            placed = part.to(place)
+            args, kwargs = arguments(placed.inputs)
+            outputs, labels = predictions(model(*args, **kwargs)), placed.labels
             right += int((outputs.argmax(1) == (labels.argmax(1) if is_soft(labels) else labels)).sum())
             finite = finite and bool(torch.isfinite(outputs).all())
     return right / len(data), finite
@@ -259,28 +263,40 @@ def _check(model: nn.Module, train: Batch, test: Batch) -> None:
     for name, data in (("train", train), ("test", test)):
         if not isinstance(data.labels, Tensor):
             raise BadInput(f"expected labels in {name}, found {shown(data.labels)}; give Batch(inputs, labels).")
-        if len(data.inputs) == 0 or len(data.inputs) != len(data.labels):
+        if len(data) == 0 or len(data) != len(data.labels):
             raise BadInput(
-                f"expected as many labels as inputs and at least one of each in {name}, found {len(data.inputs)} "
+                f"expected as many labels as inputs and at least one of each in {name}, found {len(data)} "
                 f"inputs and {len(data.labels)} labels; check that set."
             )
-        soft = is_soft(data.labels)
-        if data.labels.dtype != torch.int64 and not soft:
+        outputs = _outputs(model, data, name)
+        if outputs.dim() != 2 or outputs.shape[1] < 2:
+            raise NotApplicable(
+                f"measuring accuracy expects a model with one score a class, found outputs of shape "
+                f"{tuple(outputs.shape[1:])}; leave utility out."
+            )
+        classes, soft = outputs.shape[1], is_soft(data.labels)
+        if not soft and (data.labels.dtype != torch.int64 or data.labels.dim() != 1):
             raise BadInput(
                 f"expected labels of {name} as whole numbers (int64) or soft rows (batch, classes), found "
                 f"{data.labels.dtype} of shape {tuple(data.labels.shape)}; convert with labels.long()."
             )
-        try:
-            with torch.no_grad():
-                classes = copy.deepcopy(model).cpu().eval()(data.tensor[:1].cpu()).shape[-1]
-        except RuntimeError as error:
-            raise BadInput(
-                f"expected inputs of {name} that the model accepts, found {data.tensor.dtype} of shape "
-                f"{tuple(data.tensor.shape[1:])} ({str(error).splitlines()[0]}); change the model or the data."
-            ) from error
         lowest, highest = (0, data.labels.shape[1] - 1) if soft else map(int, data.labels.aminmax())
         if highest >= classes or lowest < 0:
             raise BadInput(
                 f"expected labels of {name} from 0 to {classes - 1}, the model's classes, found them from {lowest} to "
                 f"{highest}; change the model or the labels."
             )
+
+
+def _outputs(model: nn.Module, data: Batch, name: str) -> Tensor:
+    """What the model returns for two samples; some models refuse a single one."""
+    few = data[:2].to(torch.device("cpu"))
+    args, kwargs = arguments(few.inputs)
+    try:
+        with torch.no_grad():
+            return predictions(copy.deepcopy(model).cpu().eval()(*args, **kwargs))
+    except RuntimeError as error:
+        raise BadInput(
+            f"expected inputs of {name} that the model accepts, found {types_of(data.inputs)} of shape "
+            f"{shape_of(data.inputs)} ({told(error)}); change the model or the data."
+        ) from error

@@ -18,6 +18,7 @@ from fedprism.checks import whole
 from fedprism.client.update import step_gradient
 from fedprism.defenses import Chain, Context, Defense
 from fedprism.errors import BadInput
+from fedprism.inputs import tensors_of
 from fedprism.randomness import generator, seeded_layers
 from fedprism.runtime import devices, progress
 from fedprism.types import Batch, LossFn, Update
@@ -103,7 +104,7 @@ class Run:
         # Convolutions of a GPU are fastest with the channels of a pixel side by side.
         self._format = torch.channels_last if place.type == "cuda" else torch.contiguous_format
         self.model = model.to(place)
-        if place.type == "cuda" and data.tensor.dim() == 4:
+        if place.type == "cuda" and any(tensor.dim() == 4 for tensor in tensors_of(data.inputs)):
             self.model.to(memory_format=self._format)
         self.model.train()
         self.data = data.to(place)
@@ -131,8 +132,7 @@ class Run:
     def epoch(self) -> Iterator[None]:
         """Every step of one pass over the data, augmented as a whole so that whatever is mixed in is augmented too."""
         augment = self.schedule.augment
-        inputs = self.data.tensor if augment is None else augment(self.data.tensor, self.augmenting)
-        epoch_data = Batch(inputs, self.data.labels)
+        epoch_data = self.data if augment is None else self.data.map(lambda t: augment(t, self.augmenting))
         for batches in self._rounds(epoch_data):
             self._step([self._answer(epoch_data, indices, client) for client, indices in enumerate(batches)])
             yield

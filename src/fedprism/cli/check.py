@@ -1,0 +1,45 @@
+"""`fedprism check`: what fits a model and its data."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedprism.cli.terminal import console_for
+
+if TYPE_CHECKING:
+    from fedprism.audit.checking import Fit
+
+
+def check(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="pkg.module:factory, or a name of the models' table.")],
+    data: Annotated[
+        str | None,
+        typer.Option(metavar="DATA", help="pkg.module:factory, a data set by name, or a folder, npz or csv."),
+    ] = None,
+    loss: Annotated[str, typer.Option(metavar="LOSS", help="A name, or pkg.module:function.")] = "cross_entropy",
+) -> None:
+    """Say in seconds what fits: layers, which attacks read which layer, what no attack reads, and what each costs."""
+    from fedprism.audit import checking
+
+    fit = checking.check(checking.setup_for(model, data, loss=loss))
+    console = console_for()
+    for line in lines(fit):
+        console.print(line, soft_wrap=True)
+
+
+def lines(fit: Fit) -> list[str]:
+    """The answer as text, one line a layer and one an attack."""
+    text = [f"fed {fit.inputs}; returns {fit.outputs} for a sample", "", "layers:"]
+    for layer in fit.layers:
+        reads = f"read by {' and '.join(layer.readers)}" if layer.readers else "read by no closed form"
+        sent = reads if layer.trained else "frozen, not sent"
+        text.append(f"  {layer.weight}  {layer.kind} {layer.shape}: {sent}")
+    if fit.searched:
+        text.append("  gradient matching searches inputs that explain all trained layers at once")
+    text += ["", "attacks that fit:"] + [f"  {name}: {cost}" for name, cost in fit.attacks]
+    text += ["", "not tried:"] + [f"  {name}: {reason}" for name, reason in fit.left_out]
+    if fit.unread:
+        text += ["", f"no attack reads: {', '.join(fit.unread)}"]
+    return text
