@@ -72,7 +72,7 @@ def test_each_users_images_are_found_with_their_owner(clients: list[fp.Batch]) -
         distances = (found.inputs[rows].flatten(1)[:, None] - batch.inputs.flatten(1)).abs().amax(2)
         assert float(distances.min(0).values.max()) < 1e-2
     assert "taken out of the sums" in found.status
-    assert "the inputs explain" in found.status
+    assert "the update recomputed from the inputs" in found.status
     assert len(found.diagnostics["parts"]) == USERS
     assert found.diagnostics["recovery"].statuses
 
