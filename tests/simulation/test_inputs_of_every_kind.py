@@ -148,3 +148,31 @@ def test_a_model_is_called_with_frozen_and_tied_parameters_in_place() -> None:
 def test_no_ceiling_is_claimed_for_inputs_without_steps_between_them(kind: Kind) -> None:
     with pytest.raises(fp.errors.NotApplicable, match="no ceiling is known for such inputs"):
         fp.ceiling(scenario(kind, samples=1), fp.threats.honest_but_curious, seed=0)
+
+
+def test_dropout_draws_in_train_mode_what_the_seed_says_and_nothing_in_eval_mode() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 32), torch.nn.Dropout(0.5), torch.nn.Linear(32, 2))
+    data = fp.Batch(torch.rand(4, 6), torch.tensor([0, 1, 1, 0]))
+
+    def sent(seed: int, training: bool) -> Tensor:
+        federation = fp.Scenario(model=model, clients=[data], training=training)
+        return fp.simulate(federation, fp.threats.honest_but_curious, seed=seed)[0].round.update["0.weight"]
+
+    assert torch.equal(sent(0, True), sent(0, True))
+    assert not torch.equal(sent(0, True), sent(1, True))
+    assert torch.equal(sent(0, False), sent(1, False))
+
+
+def test_tied_weights_are_one_parameter_whose_gradient_is_the_sum_over_its_uses() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 4))
+    model[2].weight = model[0].weight
+    data = fp.Batch(torch.rand(2, 4), torch.tensor([3, 1]))
+    observation, truth = fp.simulate(fp.Scenario(model=model, clients=[data]), fp.threats.honest_but_curious, seed=0)
+    assert set(observation.round.update) == {"0.weight", "0.bias", "2.bias"}
+    expected = torch.autograd.grad(losses.cross_entropy(model(data.tensor), data.labels), model[0].weight)[0]
+    torch.testing.assert_close(observation.round.update["0.weight"], expected)
+    residual = unexplained(observation, truth.inputs, truth.labels)
+    assert residual is not None
+    assert residual < 1e-4
