@@ -31,4 +31,12 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """A hint naming the valid words closest to a misspelt one, or all of them."""
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=3)
-    return f"did you mean {' or '.join(close)}?" if close else f"use one of {', '.join(names)}."
+    if not close:
+        return f"use one of {', '.join(names)}."
+    likeness = {name: difflib.SequenceMatcher(None, name, word).ratio() for name in close}
+    likely = [name for name in close if likeness[name] >= likeness[close[0]] - LIKENESS_MARGIN]
+    return f"did you mean {' or '.join(likely)}?"
+
+
+LIKENESS_MARGIN = 0.1
+"""Words less alike the misspelt one than the best by more than this (of 1) are no likely meaning, only long names."""

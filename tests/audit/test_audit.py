@@ -8,7 +8,6 @@ import json
 import platform
 import re
 import xml.etree.ElementTree as ElementTree
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -292,7 +291,7 @@ def test_what_happens_once_a_cell_is_not_multiplied(monkeypatch: pytest.MonkeyPa
 
     def timed(trial: Any, *, device: str) -> SimpleNamespace:
         ran.append(trial.attack.iterations if isinstance(trial, Trial) else trial.setup.plan.utility.epochs)
-        return SimpleNamespace(seconds=3 + 0.01 * ran[-1] + 40 * (len(ran) == 1))
+        return SimpleNamespace(seconds=3 + 0.01 * ran[-1] + 40 * (len(ran) == 1), state="done")
 
     monkeypatch.setattr(estimate, "run_trial", timed)
     setup = planned(
@@ -303,7 +302,7 @@ def test_what_happens_once_a_cell_is_not_multiplied(monkeypatch: pytest.MonkeyPa
     for cell in cells:
         ran.clear()
         whole = 3 + 0.01 * 1000 if cell.kind == "attack" else 2 * (3 + 0.01 * 50)
-        assert estimate._seconds(setup, "cpu", cell) == pytest.approx(whole)
+        assert estimate._seconds(setup, "cpu", cell) == (pytest.approx(whole), "")
         assert max(ran) <= estimate.MORE
 
 
@@ -325,7 +324,7 @@ def test_nothing_is_fetched_unless_the_command_says_so(
         asked.append(allow_download)
         return torch.full((len(source),), 0.5)
 
-    line = replace(fp.metrics.METRICS["lpips-alex"], function=lpips, images_only=True)
+    line = fp.metrics.METRICS["lpips-alex"]._replace(function=lpips)
     monkeypatch.setitem(fp.metrics.METRICS, "lpips-alex", line)
     setup = prepare(plan, allow_download=True)
     setup.require_metrics()
@@ -423,4 +422,6 @@ def test_the_data_are_not_loaded_again_while_the_clock_runs(monkeypatch: pytest.
     setup = planned(SMALL.replace('attacks = ["dense-inversion"]', "") + "\n[utility]\nepochs = 3\nseeds = [0]\n")
     (cell,) = (cell for cell in lay_out(setup).cells if cell.kind == "utility" and not cell.defense)
     monkeypatch.setattr(materials, "_loaded", lambda *_: pytest.fail("loaded again"))
-    assert estimate._seconds(setup, "cpu", cell) > 0
+    seconds, refused = estimate._seconds(setup, "cpu", cell)
+    assert seconds > 0
+    assert not refused

@@ -187,7 +187,7 @@ def test_scalar_fields_are_flags_in_any_place(capture: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        (["--iteration", "5"], "did you mean --iterations or --tolerance, or use one of --labels, --lr"),
+        (["--iteration", "5"], "did you mean --iterations, or use one of --labels, --lr"),
         (["--sed", "5"], "did you mean --seed"),
         (["-x"], "found '-x'"),
         (["--iterations", "many"], "expected --iterations to be a whole number, found 'many'"),

@@ -100,7 +100,8 @@ def test_an_audit_of_a_table_tells_which_columns_leak(tmp_path: Path) -> None:
         '[model]\nname = "fc2"\nkwargs = { hidden = 32 }\n[data]\nname = "patients"\n'
         "[grid]\nbatch_sizes = [1]\nseeds = [0]\n"
         'threats = ["honest_but_curious"]\nattacks = ["dense-inversion"]\n'
-        'defenses = ["none", {name = "gaussian-noise", std = 1.0}]\n[scores]\nmetrics = ["mse", "ssim"]\n'
+        'defenses = ["none", {name = "gaussian-noise", std = 1.0}]\n'
+        '[scores]\nmetrics = ["mse", "ssim"]\nceiling = false\n'
     )
     bare, noisy = run_audit(prepare(parse_plan(text)), tmp_path / "out")
     assert bare.record is not None

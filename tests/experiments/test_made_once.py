@@ -58,8 +58,9 @@ def test_one_cell_makes_each_thing_once(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(Plan, "model_validate_json", counted("plan", Plan.model_validate_json))
     monkeypatch.setattr(trial, "match", pairing)
     (tmp_path / "plan.toml").write_text(PLAN)
-    (outcome,) = run_audit(prepare(load_plan(tmp_path / "plan.toml")), tmp_path / "out")
-    assert outcome.state == "done"
+    outcome, bound = run_audit(prepare(load_plan(tmp_path / "plan.toml")), tmp_path / "out")
+    assert (outcome.description["kind"], bound.description["kind"]) == ("attack", "ceiling")
+    assert outcome.state == bound.state == "done"
     assert counts == {"attack": 1, "network": 1, "threat": 1, "plan": 1}
     assert len(paired) == len(set(map(id, paired))) == 1 + len(outcome.baselines), (
         "the answer once, each null baseline once"

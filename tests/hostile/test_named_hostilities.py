@@ -125,7 +125,7 @@ HOSTILE: dict[str, tuple[Mutation, str]] = {
     "model with a seed": (model(**KWARGS, seed=1), "found 'seed'; remove it"),
     "another model": (model("dense", input_shape=[1, 4, 4], classes=3), "and nothing else in 'params-0.safe"),
     "model of another kind": (model("lenet", input_shape=[1, 4, 4]), "found no '0.weight'"),
-    "input that does not fit": (known(input_shape=[1, 4, 5]), "an input_shape that the model accepts, found [1, 4, 5]"),
+    "input that does not fit": (known(input_shape=[1, 4, 5]), "an input_shape that the model accepts, found (1, 4, 5)"),
     # paths
     "path above": (first_round(update="../secret.safetensors"), "found a path that leaves the folder"),
     "path through and above": (first_round(update="x/../../secret.safetensors"), "found a path that leaves the folder"),
@@ -220,7 +220,7 @@ HOSTILE: dict[str, tuple[Mutation, str]] = {
     ),
     "public data of another shape": (
         tensor(KNOWLEDGE, put(public_data__inputs=torch.rand(1, 9), public_data__labels=torch.zeros(1).long())),
-        "found torch.float32 of shape (1, 9)",
+        "expected public_data.inputs as floating-point numbers of shape (1, 4, 4), found torch.float32 of shape (9,)",
     ),
 }
 

@@ -197,7 +197,7 @@ def _normalises(probe: Observation) -> bool:
 
 def _at_few_places(probe: Observation) -> bool:
     """Whether the input feeds a layer at fewer places than it has units, and no dense layer as a whole."""
-    units = {name: len(tensor) for name, tensor in probe.round.params.items()}
+    units = {name: len(tensor) for name, tensor in probe.rounds[0].params.items()}
     layers = placed_layers(probe)
     return any(1 < len(layer.entries) <= units[layer.operation.weight] for layer in layers)
 

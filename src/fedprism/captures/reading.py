@@ -440,8 +440,10 @@ def _check_public(data: Batch, entry: KnowledgeEntry, classes: int | None) -> No
     shape, types = shape_of(data.inputs), types_of(data.inputs)
     fits = entry.input_shape in (None, shape) and (entry.input_types is None or _types(entry.input_types) == types)
     if not fits or (entry.input_types is None and (not are_floating(types) or shape == ())):
+        wanted = "floating-point numbers" if entry.input_types is None else shown(entry.input_types)
+        of_shape = "" if entry.input_shape is None else f" of shape {shown(entry.input_shape)}"
         raise BadCapture(
-            f"expected public_data.inputs as {shown(entry.input_types or 'floating-point numbers')} of shape "
-            f"{shown(entry.input_shape or 'input_shape')}, found {types} of shape {shown(shape)}; correct one of them."
+            f"expected public_data.inputs as {wanted}{of_shape}, "
+            f"found {types} of shape {shown(shape)}; correct one of them."
         )
     _check_labels(data.labels, len(data), classes, entry.loss)
