@@ -32,12 +32,12 @@ def test_patches_and_positions_are_told_by_numbers(positions: str, class_token: 
     embedded = layer.fed(image.flatten()) @ weight.T + model.embed.bias
     assert torch.allclose(embedded, model.embedded(torch.zeros_like(image))[0] * 0 + plain(model, image), atol=1e-5)
     assert torch.equal(layer.inputs(layer.fed(image.flatten()).unsqueeze(0), image.flatten())[0], image.flatten())
-    assert layer.places is not None
+    assert layer.added is not None
     position = model.position
     assert position is not None
     added = position.movedim(1, -1).flatten(0, -2) if positions == "image" else position[0]
     skipped = len(added) - 16
-    assert torch.equal(position.flatten()[layer.places], added[skipped:])
+    assert torch.equal(position.flatten()[layer.added], added[skipped:])
 
 
 def plain(model: nn.Module, image: Tensor) -> Tensor:
@@ -76,8 +76,8 @@ def test_pixels_that_the_network_normalises_itself_are_undone() -> None:
 
     layer = layer_of(Normalising())
     assert layer is not None
-    assert torch.allclose(layer.slope, torch.full_like(layer.slope, 5.0))
-    assert layer.offset[0, 0].item() == pytest.approx(-2.0)
+    assert bool(((layer.placed.slope - 5.0).abs() < 1e-4).all())
+    assert layer.placed.offset[0, 0].item() == pytest.approx(-2.0)
 
 
 @pytest.mark.parametrize(
