@@ -94,6 +94,30 @@ def test_what_is_no_layer_of_patches(model: nn.Module) -> None:
     assert layer_of(model) is None
 
 
+def test_windows_with_gaps_between_are_patches_too() -> None:
+    layer = layer_of(nn.Sequential(nn.Conv2d(3, 8, 4, stride=6), nn.Flatten(), nn.Linear(8 * 25, 10)))
+    assert layer is not None
+    assert layer.placed.entries.shape == (25, 48)
+
+
+def test_a_position_that_is_added_with_a_factor_is_not_read() -> None:
+    class Twice(nn.Module):
+        def __init__(self, alpha: float) -> None:
+            super().__init__()
+            self.embed, self.head, self.alpha = nn.Linear(48, 24), nn.Linear(24, 10), alpha
+            self.position = nn.Parameter(torch.zeros(64, 24))
+
+        def forward(self, images: Tensor) -> Tensor:
+            tokens = self.embed(images.reshape(len(images), 64, 48)).add(self.position, alpha=self.alpha)
+            outputs: Tensor = self.head(tokens.relu().mean(1))
+            return outputs
+
+    for alpha, position in ((1.0, "position"), (2.0, None)):
+        layer = layer_of(Twice(alpha))
+        assert layer is not None
+        assert layer.position == position
+
+
 def test_fixed_positions_and_shared_ones_are_no_parameter_of_the_places() -> None:
     class Shared(nn.Module):
         def __init__(self) -> None:
