@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import fedprism as fp
 from fedprism import losses
@@ -30,6 +30,22 @@ def normal(*size: int, seed: int = 0) -> Tensor:
 def uniform(rows: int, columns: int, rng: torch.Generator) -> Tensor:
     """As torch initialises a dense layer: up to one over the root of its inputs."""
     return (torch.rand(rows, columns, generator=rng, dtype=torch.float64) * 2 - 1) / columns**0.5
+
+
+class Products(nn.Module):
+    """Two dense layers with weights (inputs, outputs): a product and a sum, and the call that GPT-2's Conv1D makes."""
+
+    def __init__(self, inputs: int, hidden: int, classes: int, before: nn.Module | None = None) -> None:
+        super().__init__()
+        rng = seeded(0)
+        self.before = before or nn.Identity()
+        self.first = nn.Parameter(uniform(hidden, inputs, rng).T.float().contiguous())
+        self.second = nn.Parameter(uniform(classes, hidden, rng).T.float().contiguous())
+        self.first_bias, self.second_bias = nn.Parameter(torch.zeros(hidden)), nn.Parameter(torch.zeros(classes))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = torch.relu(self.before(inputs).flatten(1) @ self.first + self.first_bias)
+        return torch.addmm(self.second_bias, hidden, self.second)
 
 
 class Client(NamedTuple):

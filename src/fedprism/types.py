@@ -18,8 +18,18 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from fedprism.errors import NotApplicable
 from fedprism.inputs import Inputs as Inputs
-from fedprism.inputs import InputShape, InputTypes, first_tensor, map_tensors, single_shape, single_tensor
+from fedprism.inputs import (
+    InputShape,
+    InputTypes,
+    blank_inputs,
+    first_tensor,
+    map_tensors,
+    single_shape,
+    single_tensor,
+    unflattened,
+)
 from fedprism.inputs import arguments as arguments
 
 Update: TypeAlias = Mapping[str, Tensor]
@@ -87,6 +97,11 @@ class Round:
     buffers_before: Update | None = None
     buffers_after: Update | None = None
 
+    @property
+    def sent(self) -> Update:
+        """All that the model was sent with: parameters and buffers."""
+        return {**self.params, **(self.buffers_before or {})}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Knowledge:
@@ -136,6 +151,16 @@ class Knowledge:
     def sample_shape(self) -> tuple[int, ...]:
         """The shape of one sample of a model that is fed one tensor; () where it is not known."""
         return single_shape(self.input_shape) if self.input_shape is not None else ()
+
+    def blank(self, samples: int, like: Tensor | None = None) -> Inputs:
+        """Zeros that the model can be fed: so many samples, as precise as `like`."""
+        if self.input_shape is None:
+            raise NotApplicable("expected the input_shape of the model, found none; grant it.")
+        return blank_inputs(self.input_shape, self.input_types, samples, like)
+
+    def shaped(self, values: Tensor, like: Tensor | None = None) -> Inputs:
+        """Flat samples (samples, all entries of a sample) as the model can be fed them, as precise as `like`."""
+        return unflattened(values, self.blank(1, like))
 
     def granted(self) -> frozenset[str]:
         """Names of the fields that are known."""

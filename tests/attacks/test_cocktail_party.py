@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 import fedprism as fp
-from dense_clients import double
+from dense_clients import Products, double
 from fedprism.attacks.cocktail_party import ONLY_THE_LAYER
 from fedprism.solvers import ExactStatus, FeatureInversion, UnmixStatus
 
@@ -110,6 +110,11 @@ class TestExactBatches:
     def test_sixteen_photographs_at_several_widths(self, photos: fp.data.ImageSet, hidden: int) -> None:
         batch = apart(photos, 16, 0)
         assert_exact(*attacked(fc2(hidden), batch), batch, decibels=100)
+
+    @pytest.mark.parametrize("options", [{}, {"protocol": fp.FedAvg(lr=0.01, epochs=1)}])
+    def test_weights_of_inputs_by_outputs(self, photos: fp.data.ImageSet, options: dict[str, object]) -> None:
+        batch = apart(photos, 16, 0)
+        assert_exact(*attacked(Products(3072, 128, 10), batch, **options), batch)
 
     @pytest.mark.parametrize("seed", range(1, 6))
     def test_batch_after_batch(self, photos: fp.data.ImageSet, seed: int) -> None:

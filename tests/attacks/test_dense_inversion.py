@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import fedprism as fp
-from dense_clients import double
+from dense_clients import Products, double
 from fedprism.solvers import DenseStatus, invert_dense, numerical_rank
 
 INVERT = fp.attacks.dense_inversion()
@@ -36,6 +36,19 @@ def test_a_single_image_is_exact_whatever_the_loss(
     found, scores = attacked(model, double(photos.draw(1, rng)), loss=loss)
     assert worst(scores) > 200
     assert found.status == DenseStatus.EXACT
+
+
+@pytest.mark.parametrize("hidden", [64, 3072])
+@pytest.mark.parametrize("batch", [1, 6])
+def test_weights_of_inputs_by_outputs_are_read_as_well(
+    batch: int, hidden: int, photos: fp.data.ImageSet, rng: torch.Generator
+) -> None:
+    model = Products(3072, hidden, 10).double()
+    found, scores = attacked(model, double(photos.draw(batch, rng, unique_labels=True)))
+    assert worst(scores) > 80
+    assert scores.labels_match
+    assert found.status == DenseStatus.EXACT
+    assert found.diagnostics["layer"] == "first"
 
 
 @pytest.mark.parametrize("init", ["default", "uniform"])

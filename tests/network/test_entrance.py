@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import fedprism as fp
+from dense_clients import Products
 from fedprism.errors import BadInput
 from fedprism.network.entrance import Entrance, entrance_of
 from fedprism.network.network_map import network_map
@@ -90,10 +91,12 @@ def test_without_scales_channels_still_get_their_contrast(batch: fp.Batch) -> No
     assert fp.score(found, truth, metrics=("psnr",)).mean("psnr") > 14
 
 
-def test_batch_normalisation_in_evaluation_mode(batch: fp.Batch) -> None:
+@pytest.mark.parametrize("products", [False, True])
+def test_batch_normalisation_in_evaluation_mode(batch: fp.Batch, products: bool) -> None:
     layer = nn.BatchNorm2d(3)
     layer.running_mean, layer.running_var = torch.tensor([0.5, 0.4, 0.3]), torch.tensor([0.05, 0.06, 0.07])
-    observation, truth = seen(network(layer).eval(), batch, training=False)
+    model = Products(FEATURES, 96, 10, before=layer) if products else network(layer)
+    observation, truth = seen(model.eval(), batch, training=False)
     found = fp.run(PARTY, observation, device="cpu")
     assert worst(found, truth) > 80
     # Which mode the client was in, an attacker does not know.

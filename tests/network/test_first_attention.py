@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedprism.network.beginning import first_operations
+from fedprism.network.first_attention import BehindFirstAttention
+from fedprism.network.operations import operations_of
 from fedprism.network.patches import patch_layer
 from fedprism.types import Knowledge, Observation, Round
 from patch_models import small_vit
@@ -47,7 +48,7 @@ def test_norm_and_projections_are_told(norm: nn.Module, centred: bool) -> None:
     assert layer.position is None
     attention = layer.attention
     assert attention is not None
-    assert {name for name, _ in attention.projections} == {"query.weight", "key.weight", "value.weight"}
+    assert {projection.weight for projection in attention.projections} == {"query.weight", "key.weight", "value.weight"}
     assert attention.centred == centred
     assert (attention.gain is None) == isinstance(norm, nn.Identity)
     assert attention.tokens == 16
@@ -64,7 +65,7 @@ def test_the_class_token_is_counted_and_trained_norms_are_read() -> None:
     assert layer.attention is not None
     assert layer.attention.tokens == 17
     assert torch.equal(layer.attention.shift, norm.bias.double())  # type: ignore[arg-type, operator, union-attr]
-    assert [name for name, _ in layer.attention.projections] == ["blocks.0.self_attn.in_proj_weight"]
+    assert [projection.weight for projection in layer.attention.projections] == ["blocks.0.self_attn.in_proj_weight"]
 
 
 def test_tokens_that_are_no_sum_of_embedding_and_position_are_not_followed() -> None:
@@ -75,8 +76,9 @@ def test_tokens_that_are_no_sum_of_embedding_and_position_are_not_followed() -> 
 
 def test_nothing_behind_the_first_attention_is_looked_at() -> None:
     model = small_vit(depth=3)
-    inputs = torch.rand(1, 3, 32, 32)
-    operations = first_operations(model, dict(model.named_parameters()) | dict(model.named_buffers()), inputs)
+    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    operations, outputs = operations_of(model, tensors, torch.rand(1, 3, 32, 32), until=BehindFirstAttention())
+    assert outputs is None
     names = {operation.weight for operation in operations}
     assert "embed.weight" in names
     assert "head.weight" not in names

@@ -6,11 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from fedprism.network.network_map import NetworkMap, map_of
-from fedprism.types import Inputs
+from fedprism.types import Inputs, Observation, Round
 
 
 def mapped(model: nn.Module, inputs: Inputs) -> NetworkMap:
-    return map_of(model, {**dict(model.named_parameters()), **dict(model.named_buffers())}, inputs)
+    round = Round(params=dict(model.named_parameters()), update={}, buffers_before=dict(model.named_buffers()))
+    return map_of(Observation(model=model, rounds=(round,)), inputs)
 
 
 class Table(nn.Module):

@@ -32,12 +32,12 @@ def test_patches_and_positions_are_told_by_numbers(positions: str, class_token: 
     embedded = layer.fed(image.flatten()) @ weight.T + model.embed.bias
     assert torch.allclose(embedded, model.embedded(torch.zeros_like(image))[0] * 0 + plain(model, image), atol=1e-5)
     assert torch.equal(layer.inputs(layer.fed(image.flatten()).unsqueeze(0), image.flatten())[0], image.flatten())
-    assert layer.places is not None
+    assert layer.added is not None
     position = model.position
     assert position is not None
     added = position.movedim(1, -1).flatten(0, -2) if positions == "image" else position[0]
     skipped = len(added) - 16
-    assert torch.equal(position.flatten()[layer.places], added[skipped:])
+    assert torch.equal(position.flatten()[layer.added], added[skipped:])
 
 
 def plain(model: nn.Module, image: Tensor) -> Tensor:
@@ -76,8 +76,8 @@ def test_pixels_that_the_network_normalises_itself_are_undone() -> None:
 
     layer = layer_of(Normalising())
     assert layer is not None
-    assert torch.allclose(layer.slope, torch.full_like(layer.slope, 5.0))
-    assert layer.offset[0, 0].item() == pytest.approx(-2.0)
+    assert bool(((layer.placed.slope - 5.0).abs() < 1e-4).all())
+    assert layer.placed.offset[0, 0].item() == pytest.approx(-2.0)
 
 
 @pytest.mark.parametrize(
@@ -92,6 +92,30 @@ def test_pixels_that_the_network_normalises_itself_are_undone() -> None:
 )
 def test_what_is_no_layer_of_patches(model: nn.Module) -> None:
     assert layer_of(model) is None
+
+
+def test_windows_with_gaps_between_are_patches_too() -> None:
+    layer = layer_of(nn.Sequential(nn.Conv2d(3, 8, 4, stride=6), nn.Flatten(), nn.Linear(8 * 25, 10)))
+    assert layer is not None
+    assert layer.placed.entries.shape == (25, 48)
+
+
+def test_a_position_that_is_added_with_a_factor_is_not_read() -> None:
+    class Twice(nn.Module):
+        def __init__(self, alpha: float) -> None:
+            super().__init__()
+            self.embed, self.head, self.alpha = nn.Linear(48, 24), nn.Linear(24, 10), alpha
+            self.position = nn.Parameter(torch.zeros(64, 24))
+
+        def forward(self, images: Tensor) -> Tensor:
+            tokens = self.embed(images.reshape(len(images), 64, 48)).add(self.position, alpha=self.alpha)
+            outputs: Tensor = self.head(tokens.relu().mean(1))
+            return outputs
+
+    for alpha, position in ((1.0, "position"), (2.0, None)):
+        layer = layer_of(Twice(alpha))
+        assert layer is not None
+        assert layer.position == position
 
 
 def test_fixed_positions_and_shared_ones_are_no_parameter_of_the_places() -> None:

@@ -89,7 +89,7 @@ def explaining_labels(observation: Observation, inputs: Inputs) -> Tensor | None
     samples = Batch(inputs, torch.empty(0)).to(like.device, like.dtype)
     with torch.no_grad():
         features = features_before(observation, round, last)(samples.inputs).double()
-    gradient, weight = direction(round)[last.weight].double(), round.params[last.weight].double()
+    gradient, weight = last.rows(direction(round)).double(), last.rows(round.params).double()
     outputs = features @ weight.T
     if last.bias is not None:
         outputs = outputs + round.params[last.bias].double()

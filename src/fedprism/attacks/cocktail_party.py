@@ -148,7 +148,7 @@ class CocktailParty(UpdateAttack):
     ) -> _Separation:
         """What the layer was fed, one row per sample."""
         gradient = direction(round)
-        weight_grad = gradient[layer.weight]
+        weight_grad = layer.rows(gradient)
         bias_grad = gradient.get(layer.bias) if self.bias_scale and layer.bias is not None else None
         size = observation.knowledge.batch_size
         components = size if isinstance(size, int) else None
@@ -370,12 +370,12 @@ def _downstream(
     """The network behind the layer. For several local steps: halfway, with what they changed."""
     params = dict(round.params)
     params |= {name: params[name] + 0.5 * moved for name, moved in change.items() if name in params}
-    weight, bias = layer.weight, layer.bias or ""
+    weight, bias = layer.rows(params), layer.bias or ""
     return Downstream(
         network=network_behind(observation, round, layer, network, params),
         loss=losses.resolve(observation.knowledge.loss or "cross_entropy"),
-        weight=params[weight],
-        bias=params[bias] if bias in params else params[weight].new_zeros(len(params[weight])),
-        weight_change=change.get(weight),
+        weight=weight,
+        bias=params[bias] if bias in params else weight.new_zeros(len(weight)),
+        weight_change=layer.rows(change) if layer.weight in change else None,
         bias_change=change.get(bias),
     )

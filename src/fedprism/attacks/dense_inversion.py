@@ -111,7 +111,7 @@ def _gradient(layer: Operation, gradient: Update) -> tuple[Tensor, Tensor]:
             f"dense-inversion expects the weight and the bias of '{layer.weight}' in the update, "
             "found no bias; use gradient-matching instead."
         )
-    return gradient[layer.weight], gradient[layer.bias]
+    return layer.rows(gradient), gradient[layer.bias]
 
 
 def _status(
@@ -147,7 +147,7 @@ def _solve_stack(observation: Observation, gradient: Update, network: NetworkMap
         return None
     gradients = [_gradient(layer, gradient) for layer in layers]
     last = layers[-1]
-    weight, bias = round.params[last.weight], round.params[last.bias or ""]
+    weight, bias = last.rows(round.params), round.params[last.bias or ""]
     solution, counts = min(
         # Of a difference it may be unknown what was subtracted from what.
         (
@@ -161,7 +161,7 @@ def _solve_stack(observation: Observation, gradient: Update, network: NetworkMap
     status, inputs, residual = solution.status, solution.inputs, solution.residual
     signals, fitting_most = solution.signals, inputs
     for number in range(len(layers) - 1, 0, -1):
-        onward = round.params[layers[number].weight].double()
+        onward = layers[number].rows(round.params).double()
         signals = signals @ onward * activations[number - 1].slope(inputs, ROUNDED)
         fitting_most = dense.outvote(signals, *gradients[number - 1])
         inputs, layer_residual = dense.back_substitute(signals, *gradients[number - 1])
@@ -184,7 +184,7 @@ def _polish(
     counts: Tensor,
 ) -> tuple[Tensor, float]:
     """Alternate between the signals the network sends back for the inputs and the inputs that fit these signals."""
-    weights = [round.params[layer.weight].double() for layer in layers]
+    weights = [layer.rows(round.params).double() for layer in layers]
     biases = [round.params[layer.bias or ""].double() for layer in layers]
     targets = one_hot(counts.nonzero().flatten(), len(counts)).to(inputs)
     best, best_residual = inputs, math.inf

@@ -16,15 +16,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedprism import losses
 from fedprism.attacks.base import Circumstances, UpdateAttack
-from fedprism.attacks.certificate import rounding_error, unexplained
+from fedprism.attacks.certificate import explaining_labels, rounding_error, unexplained
 from fedprism.attacks.gradient_matching.forward import FORWARD_USES, input_box
 from fedprism.client.observed import direction
 from fedprism.errors import NotApplicable
-from fedprism.network.operations import Operation, operations_of
+from fedprism.inputs import single_tensor
+from fedprism.network.network_map import network_map
 from fedprism.network.patches import PatchLayer, patch_layer
-from fedprism.network.torch_calls import Kind
 from fedprism.solvers.closed_form.patches import PatchInversion as Solved
 from fedprism.solvers.closed_form.patches import (
     PatchStatus,
@@ -41,8 +40,6 @@ UNCHECKED = "{}; the rest of the update was not compared"
 CONTRADICTED = "{}; {:.2g} of the whole update stays unexplained"
 UNSEEN = "; {} values are in no patch and stay unknown"
 SILENT_HEAD = "'{}' is zero, so no gradient passes it: nothing to read in this round, try a later one"
-SCORES_DIMENSIONS = 2
-"""Class scores are (samples, classes)."""
 UNIFORM = math.sqrt(12)
 """The range of evenly spread values in units of their standard deviation."""
 
@@ -74,14 +71,16 @@ class PatchInversion(UpdateAttack):
             )
         level, spread = _expected(observation, layer)
         solved = _solved(observation, layer, gradient, layer.fed(level), spread)
-        shape = observation.knowledge.sample_shape
-        inputs = layer.inputs(solved.patches, level).view(-1, *shape).to(gradient[layer.weight].dtype)
+        samples = layer.inputs(solved.patches, level)
+        inputs = single_tensor(observation.knowledge.shaped(samples, like=gradient[layer.weight]))
         box = input_box(observation)
         if box is not None and solved.status is PatchStatus.RESIDUAL:
             inputs = inputs.clamp(*box)
-        labels = _label(observation, gradient, inputs) if len(inputs) else None
+        known = observation.knowledge.labels
+        labels = known if isinstance(known, Tensor) and len(known) == len(inputs) else None
+        labels = explaining_labels(observation, inputs) if labels is None else labels
         residual = unexplained(observation, inputs, labels) if labels is not None else None
-        unseen = math.prod(shape) - layer.pixels.numel()
+        unseen = len(level) - layer.placed.entries.numel()
         return Reconstruction(
             inputs=inputs,
             labels=labels,
@@ -90,7 +89,7 @@ class PatchInversion(UpdateAttack):
                 "layer": layer.weight,
                 "read": layer.position if layer.at_patches(gradient) is not None else "the first attention",
                 "determined": int(solved.determined.sum()),
-                "patches": len(layer.pixels),
+                "patches": len(layer.placed.entries),
                 "layer_residual": solved.residual,
                 "residual": residual,
             },
@@ -120,7 +119,8 @@ def _layer(observation: Observation, gradient: Update) -> PatchLayer:
 
 def _solved(observation: Observation, layer: PatchLayer, gradient: Update, level: Tensor, spread: float) -> Solved:
     """The patches by the position parameter's gradient; failing that, by that of the first attention's projections."""
-    weight_grad, at_patches = layer.rows(gradient), layer.at_patches(gradient)
+    matrix = layer.placed.operation
+    weight_grad, at_patches = matrix.rows(gradient), layer.at_patches(gradient)
     if at_patches is not None:
         return invert_patches(weight_grad, at_patches, level, spread)
     attention = layer.attention
@@ -132,9 +132,9 @@ def _solved(observation: Observation, layer: PatchLayer, gradient: Update, level
             f"patch-inversion expects the gradient of a position parameter behind '{layer.weight}', or of the first "
             f"attention, found that {missing} and no attention is fed by its patches; use gradient-matching instead."
         )
-    weight = layer.rows(observation.round.params)
+    weight = matrix.rows(observation.round.params)
     # What the layer is fed of a blank input is a part of what it returns for it, and not of what is added.
-    fixed = attention.fixed - layer.offset.to(weight).double() @ weight.double().T
+    fixed = attention.fixed - layer.placed.offset.to(weight).double() @ weight.double().T
     fed = TokensFed(fixed, attention.tokens, attention.gain, attention.shift, attention.centred)
     return invert_patches_by_attention(weight, weight_grad, projections_grad, fed, level, spread)
 
@@ -149,44 +149,13 @@ def _expected(observation: Observation, layer: PatchLayer) -> tuple[Tensor, floa
         low, high = (bound.double() for bound in box)
         level = (level + (low + high) / 2).view(shape)
         reach = float((high - low).mean())
-    return level.flatten(), reach / UNIFORM * float(layer.slope.abs().mean())
-
-
-def _label(observation: Observation, gradient: Update, inputs: Tensor) -> Tensor | None:
-    """The label of one sample: the known one, else the class whose output gradient is most like the sent one."""
-    known = observation.knowledge
-    if isinstance(known.labels, Tensor) and len(known.labels) == len(inputs):
-        return known.labels
-    last, outputs = _output_layer(observation, inputs)
-    if known.loss is None or last is None or last.weight not in gradient:
-        return None
-    has_bias = last.bias is not None and last.bias in gradient
-    sent = gradient[last.bias or ""] if has_bias else last.rows(gradient) @ last.inputs[0]
-    loss, logits = losses.resolve(known.loss), outputs.detach().requires_grad_()
-    likeness = []
-    for number in range(outputs.shape[1]):
-        (pushed,) = torch.autograd.grad(loss(logits, torch.tensor([number], device=logits.device)), logits)
-        likeness.append(torch.cosine_similarity(pushed[0], sent, dim=0))
-    return torch.stack(likeness).argmax().view(1).cpu()
-
-
-def _output_layer(observation: Observation, inputs: Tensor) -> tuple[Operation | None, Tensor]:
-    """The dense layer that returns what the network does, and that: class scores (samples, classes)."""
-    assert observation.model is not None
-    tensors = {**observation.round.params, **(observation.round.buffers_before or {})}
-    operations, outputs = operations_of(observation.model, tensors, inputs)
-    if not isinstance(outputs, Tensor) or outputs.dim() != SCORES_DIMENSIONS:
-        return None, inputs
-    dense = (operation for operation in reversed(operations) if operation.kind is Kind.DENSE)
-    return next((operation for operation in dense if torch.equal(operation.outputs, outputs)), None), outputs
+    return level.flatten(), reach / UNIFORM * float(layer.placed.slope.abs().mean())
 
 
 def _status(observation: Observation, solved: Solved, residual: float | None) -> str:
     """How far the answer can be trusted, by what was computed again."""
     if solved.status is PatchStatus.EMPTY:
-        shape = observation.knowledge.sample_shape
-        like = next(iter(observation.round.params.values()))
-        last, _ = _output_layer(observation, like.new_zeros(1, *shape))
+        last = network_map(observation).output_layer()
         silent = last is not None and not bool(observation.round.params[last.weight].any())
         return SILENT_HEAD.format(last.weight) if last is not None and silent else solved.status
     if not len(solved.patches):

@@ -26,7 +26,7 @@ from fedprism.attacks.gradient_matching.forward import FORWARD_USES, Forward, fo
 from fedprism.attacks.gradient_matching.labels import Labels, given_labels
 from fedprism.client.observed import direction
 from fedprism.errors import NotApplicable
-from fedprism.inputs import Inputs, blank_inputs, unflattened, values_in
+from fedprism.inputs import values_in
 from fedprism.network.places import PlacedLayer, placed_layers
 from fedprism.pixels import to_inputs
 from fedprism.runtime import progress
@@ -84,10 +84,10 @@ class RowSpaceInversion(UpdateAttack):
             samples, labels, explains = self._search(observation, space, size, rng)
         else:
             samples, labels = space.origin.repeat(size, 1), _labels(observation, size)
-            explains = bool(certified(observation, _inputs(observation, samples), labels))
+            explains = bool(certified(observation, observation.knowledge.shaped(samples), labels))
         status = RowSpaceStatus.APPROXIMATE if open_numbers else RowSpaceStatus.CLOSED_FORM
         return Reconstruction(
-            inputs=_inputs(observation, samples),
+            inputs=observation.knowledge.shaped(samples),
             labels=labels,
             ambiguity=frozenset({"order"}),
             status=RowSpaceStatus.EXACT if explains else status,
@@ -126,7 +126,7 @@ class RowSpaceInversion(UpdateAttack):
             found = least_squares(misfit, start.flatten().numpy(), jac="3-point", max_nfev=self.steps, xtol=PRECISION)
             if found.cost < smallest:
                 best, smallest = misfit.samples(found.x), found.cost
-                if certified(observation, _inputs(observation, best), labels):
+                if certified(observation, observation.knowledge.shaped(best), labels):
                     return best, labels, True
         assert best is not None
         return best, labels, False
@@ -155,7 +155,8 @@ class _Misfit:
         return self.space.origin + numbers_ @ self.space.directions
 
     def __call__(self, numbers: np.ndarray) -> np.ndarray:
-        inputs = _inputs(self.observation, self.samples(numbers), torch.float64)
+        samples = self.samples(numbers)
+        inputs = self.observation.knowledge.shaped(samples, like=samples)
         update = self.forward(inputs, self.labels, create_graph=False)
         return (_unit(update) - self.target).detach().numpy()
 
@@ -185,19 +186,8 @@ def _space(observation: Observation, layer: PlacedLayer, gradient: Update, sampl
     if with_bias:
         rows = torch.cat([rows, gradient[operation.bias or ""].cpu()[:, None]], 1)
     fed = Fed(layer.entries, layer.slope, layer.offset)
-    size = values_in(_blank(observation, torch.float64))
+    size = values_in(observation.knowledge.blank(1))
     return open_space(rows, fed, size, with_bias=with_bias, most=samples * len(layer.entries))
-
-
-def _blank(observation: Observation, dtype: torch.dtype) -> Inputs:
-    knowledge = observation.knowledge
-    assert knowledge.input_shape is not None
-    return blank_inputs(knowledge.input_shape, knowledge.input_types, 1, torch.empty(0, dtype=dtype))
-
-
-def _inputs(observation: Observation, samples: Tensor, dtype: torch.dtype = torch.float32) -> Inputs:
-    """Flat samples as the model takes them."""
-    return unflattened(samples, _blank(observation, dtype))
 
 
 def _labels(observation: Observation, size: int) -> Tensor:
@@ -211,7 +201,7 @@ def _labels(observation: Observation, size: int) -> Tensor:
 
 def _plausible(observation: Observation, size: int, rng: torch.Generator) -> Tensor:
     """Random samples (samples, entries): spread over the range of inputs where it is known, else around zero."""
-    known, entries = observation.knowledge, values_in(_blank(observation, torch.float64))
+    known, entries = observation.knowledge, values_in(observation.knowledge.blank(1))
     if known.bounds is None:
         return torch.randn(size, entries, generator=rng, dtype=torch.float64)
     drawn = torch.rand(size, entries, generator=rng, dtype=torch.float64)

@@ -197,9 +197,8 @@ def _normalises(probe: Observation) -> bool:
 
 def _at_few_places(probe: Observation) -> bool:
     """Whether the input feeds a layer at fewer places than it has units, and no dense layer as a whole."""
-    units = {name: len(tensor) for name, tensor in probe.rounds[0].params.items()}
-    layers = placed_layers(probe)
-    return any(1 < len(layer.entries) <= units[layer.operation.weight] for layer in layers)
+    params = probe.rounds[0].params
+    return any(1 < len(layer.entries) <= len(layer.operation.rows(params)) for layer in placed_layers(probe))
 
 
 def _holds(question: Callable[[Observation], object], probe: Observation) -> bool:

@@ -6,6 +6,7 @@ fed is then the input up to a known map, not a feature that has to be inverted b
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from fedprism.network.batchnorm import batchnorm_layers
 from fedprism.network.operations import Operation
 from fedprism.network.splitting import features_before
-from fedprism.types import Observation
+from fedprism.types import Observation, Round
 
 PROBES = 4
 """Number of random inputs that must obey the map."""
@@ -64,12 +65,15 @@ def entrance_of(observation: Observation, layer: Operation) -> Entrance | None:
     apart = (fed - slope * probes.flatten(1) - offset).abs().max()
     if not bool(apart <= AGREEMENT * fed.abs().max()) or not bool((slope != 0).all()):
         return None
-    return Entrance(slope, offset, _normalises_before(observation, layer))
+    with torch.no_grad():
+        moved = features_before(observation, _with_moved_means(observation), layer)(blank)
+    return Entrance(slope, offset, by_running_statistics=not torch.equal(moved, offset))
 
 
-def _normalises_before(observation: Observation, layer: Operation) -> bool:
-    """Whether the model lists a batch-norm layer before the dense one."""
+def _with_moved_means(observation: Observation) -> Round:
+    """The first round, with other running means in every batch-norm layer that keeps them."""
     assert observation.model is not None
-    names = [name for name, _ in observation.model.named_modules()]
-    dense = names.index(layer.weight.rpartition(".")[0])
-    return any(names.index(name) < dense for name in batchnorm_layers(observation.model))
+    first, model = observation.rounds[0], observation.model
+    buffers = {**dict(model.named_buffers()), **(first.buffers_before or {})}
+    means = {f"{name}.running_mean" for name in batchnorm_layers(model)} & buffers.keys()
+    return dataclasses.replace(first, buffers_before={**buffers, **{name: buffers[name] + 1 for name in means}})

@@ -21,13 +21,28 @@ SAME_TOKEN = 1e-4
 SAME_DIRECTION = 1e-6
 """One less the cosine of a normalised token and what a norm should make of it: above float32 rounding."""
 PROJECTING = (Kind.DENSE, Kind.ATTENTION)
+ATTENDING = frozenset({"scaled_dot_product_attention", "softmax", "multi_head_attention_forward"})
+"""Functions of torch that mix tokens."""
+NORMS = frozenset({"layer_norm", "rms_norm", "group_norm", "batch_norm"})
+"""Functions of torch that begin the next layer."""
+
+
+class BehindFirstAttention:
+    """Whether a forward pass has left its first attention, told the names of torch's functions one after another."""
+
+    def __init__(self) -> None:
+        self.attended = False
+
+    def __call__(self, name: str) -> bool:
+        behind = self.attended and name in ATTENDING | NORMS
+        self.attended = self.attended or name in ATTENDING
+        return behind
 
 
 class FirstAttention(NamedTuple):
     """token = weight (what the patch layer is fed) + fixed; the projections are fed gain * (token / size) + shift."""
 
-    projections: tuple[tuple[str, bool], ...]
-    """Names of their weights, and whether a weight is (inputs, outputs)."""
+    projections: tuple[Operation, ...]
     fixed: Tensor
     """(patches, channels): all that is added to a patch's embedding, its bias too."""
     tokens: int
@@ -41,8 +56,8 @@ class FirstAttention(NamedTuple):
 
     def rows(self, gradient: Update) -> Tensor | None:
         """The gradients of the projections (rows, channels); None if none of them was sent."""
-        sent = [(gradient[name], turned) for name, turned in self.projections if name in gradient]
-        return torch.cat([matrix.T if turned else matrix for matrix, turned in sent]) if sent else None
+        sent = [projection.rows(gradient) for projection in self.projections if projection.weight in gradient]
+        return torch.cat(sent) if sent else None
 
 
 def first_attention(operations: Sequence[Operation], embedded: Tensor, tensors: Update) -> FirstAttention | None:
@@ -57,42 +72,41 @@ def first_attention(operations: Sequence[Operation], embedded: Tensor, tensors: 
             data = returned = operation.inputs
         else:
             continue
-        tokens = _tokens(embedded, data)
+        tokens = tokens_of(embedded, data)
         if tokens is None:
             continue
         gain = shift = None
         centred = False
         if operation.kind is Kind.NORM:
             gain = tensors[operation.weight].double()
-            shifts = [name for name in (operation.bias, *operation.further) if name is not None]
-            shift = tensors[shifts[0]].double() if shifts else torch.zeros_like(gain)
+            shift = torch.zeros_like(gain) if operation.bias is None else tensors[operation.bias].double()
             kinds = [kind for kind in (True, False) if _normalises(data, returned, gain, shift, kind)]
             if not kinds:
                 continue
             centred = kinds[0]
         projections = tuple(
-            (other.weight, other.transposed)
+            other
             for other in operations
             if other.kind in PROJECTING and not other.derived and _same(other.inputs, returned)
         )
         if projections:
-            fixed = _samples_first(data, len(embedded))[0][tokens].double() - embedded[0].double()
+            fixed = samples_first(data, len(embedded))[0][tokens].double() - embedded[0].double()
             return FirstAttention(projections, fixed, data[0].numel() // data.shape[-1], gain, shift, centred)
     return None
 
 
-def _samples_first(data: Tensor, samples: int) -> Tensor:
+def samples_first(data: Tensor, samples: int) -> Tensor:
     """Tokens (samples, tokens, channels), also if they came as (tokens, samples, channels)."""
     data = data if data.shape[0] == samples else data.transpose(0, 1)
     return data.flatten(1, -2)
 
 
-def _tokens(embedded: Tensor, data: Tensor) -> Tensor | None:
+def tokens_of(embedded: Tensor, data: Tensor) -> Tensor | None:
     """Which token each patch is (patches,), told by what differs between samples; None if one cannot be told."""
     samples, patches, channels = embedded.shape
     if data.dim() < embedded.dim() or data.shape[-1] != channels or samples not in data.shape[:2]:
         return None
-    tokens = _samples_first(data, samples)
+    tokens = samples_first(data, samples)
     changes, wanted = ((each[1:] - each[:1]).transpose(0, 1).flatten(1).double() for each in (tokens, embedded))
     distance, nearest = torch.cdist(wanted, changes).min(1)
     told = bool((distance <= SAME_TOKEN * wanted.norm(dim=1)).all()) and len(torch.unique(nearest)) == patches

@@ -11,9 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedprism.errors import NotApplicable
-from fedprism.inputs import InputShape, InputTypes, blank_inputs, unflattened, values_in
-from fedprism.network.network_map import NetworkMap, map_of
+from fedprism.inputs import unflattened, values_in
+from fedprism.network.network_map import NetworkMap, blank_batch, map_of
 from fedprism.network.operations import Operation
 from fedprism.network.torch_calls import Kind
 from fedprism.types import Observation
@@ -39,7 +38,7 @@ class Coded(NamedTuple):
 
 def coded_pass(observation: Observation) -> Coded:
     """Find out what is looked up where."""
-    codes = _codes(values_in(blank_inputs(*_shape_and_types(observation), 1)))
+    codes = _codes(values_in(blank_batch(observation, 1)))
     operations = _map_of_values(observation, codes).operations
     lookups = [_lookup(operation, codes) for operation in operations if operation.kind is Kind.EMBEDDING]
     present = [lookup for lookup in lookups if lookup is not None]
@@ -52,13 +51,6 @@ def coded_pass(observation: Observation) -> Coded:
     return Coded(again, network, values)
 
 
-def _shape_and_types(observation: Observation) -> tuple[InputShape, InputTypes | None]:
-    knowledge = observation.knowledge
-    if knowledge.input_shape is None:
-        raise NotApplicable("expected the model and its input_shape to look for tables; grant both.")
-    return knowledge.input_shape, knowledge.input_types
-
-
 def _codes(entries: int) -> Tensor:
     """(samples, entries) the bits of the numbers 1, 2, ... of all entries, one sample a bit, and their complements."""
     bits = max(1, entries.bit_length())
@@ -67,12 +59,7 @@ def _codes(entries: int) -> Tensor:
 
 
 def _map_of_values(observation: Observation, values: Tensor) -> NetworkMap:
-    assert observation.model is not None
-    first = observation.rounds[0]
-    tensors = {**first.params, **(first.buffers_before or {})}
-    like = next(tensor for tensor in tensors.values() if tensor.is_floating_point())
-    blank = blank_inputs(*_shape_and_types(observation), len(values), like)
-    return map_of(observation.model, tensors, unflattened(values, blank))
+    return map_of(observation, unflattened(values, blank_batch(observation, len(values))))
 
 
 def _lookup(operation: Operation, codes: Tensor) -> Lookup | None:

@@ -6,22 +6,22 @@ functions. Attacks look for their layer here and nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedprism.errors import BadInput, NotApplicable
-from fedprism.inputs import Inputs, InputShape, InputTypes, blank_inputs, map_tensors
+from fedprism.inputs import Inputs, map_tensors
 from fedprism.losses import predictions
 from fedprism.network.forward_pass import same
 from fedprism.network.operations import Operation, operations_of
 from fedprism.network.torch_calls import Kind, tensors_in
-from fedprism.types import Observation, Update
+from fedprism.types import Observation
 
 SAMPLES = 2
 """Random samples in the forward pass: the least that tell what depends on the input from what does not."""
@@ -51,8 +51,8 @@ class NetworkMap:
 
     @cached_property
     def layers(self) -> tuple[Operation, ...]:
-        """The dense layers: products with a whole matrix (outputs, inputs)."""
-        return tuple(o for o in self.operations if o.kind is Kind.DENSE and not o.derived and not o.transposed)
+        """The dense layers: products with a whole matrix. `Operation.rows` is that as (outputs, inputs)."""
+        return tuple(o for o in self.operations if o.kind is Kind.DENSE and not o.derived and len(o.shape) == 2)
 
     @cached_property
     def tied(self) -> frozenset[str]:
@@ -99,65 +99,36 @@ class NetworkMap:
         return layers, tuple(between)
 
 
+def blank_batch(observation: Observation, samples: int) -> Inputs:
+    """Zeros that the model can be fed, as precise as its parameters."""
+    if observation.knowledge.input_shape is None or observation.model is None:
+        raise NotApplicable("expected the model and its input_shape to look into the network; grant both.")
+    parameters = observation.rounds[0].params.values()
+    return observation.knowledge.blank(samples, next(tensor for tensor in parameters if tensor.is_floating_point()))
+
+
 def network_map(observation: Observation) -> NetworkMap:
     """The map by one forward pass of random inputs with the parameters of the first round."""
-    knowledge, model, first = observation.knowledge, observation.model, observation.rounds[0]
-    if knowledge.input_shape is None or model is None:
-        raise NotApplicable("expected the model and its input_shape to look for layers; grant both.")
-    tensors = {**first.params, **(first.buffers_before or {})}
-    like = next(tensor for tensor in tensors.values() if tensor.is_floating_point())
-    return map_of(model, tensors, random_inputs(knowledge.input_shape, knowledge.input_types, like))
+    rng = torch.Generator().manual_seed(0)
+
+    def random(blank: Tensor) -> Tensor:
+        """Fractions from 0 to 1; whole numbers 0 or 1, tokens of every network."""
+        if blank.is_floating_point():
+            return torch.rand(blank.shape, generator=rng).to(blank)
+        return torch.randint(0, 2, blank.shape, generator=rng).to(blank)
+
+    return map_of(observation, map_tensors(random, blank_batch(observation, SAMPLES)))
 
 
-def map_of(model: nn.Module, tensors: Update, inputs: Inputs) -> NetworkMap:
-    """The map by one forward pass of these inputs, at least two samples; `tensors` are parameters and buffers."""
-    try:
-        operations, outputs = operations_of(model, tensors, inputs)
-    except (RuntimeError, IndexError, TypeError, ValueError) as error:
-        shapes = " and ".join(str(tuple(tensor.shape[1:])) for tensor in tensors_in(inputs))
-        raise NotApplicable(
-            f"expected the model to accept inputs of shape {shapes}, found: {str(error).splitlines()[0]}."
-        ) from error
-    merged = tuple(_with_added_biases(operations))
+def map_of(observation: Observation, inputs: Inputs) -> NetworkMap:
+    """The map by one forward pass of these inputs, at least two samples."""
+    assert observation.model is not None
+    operations, outputs = operations_of(observation.model, observation.rounds[0].sent, inputs)
     try:
         scores = predictions(outputs)
     except BadInput:  # the loss is of the user's own and makes something else of it
         scores = next(tensors_in(outputs))
-    return NetworkMap(inputs=inputs, outputs=scores, operations=merged)
-
-
-def random_inputs(shape: InputShape, types: InputTypes | None, like: Tensor) -> Inputs:
-    """Random samples: fractions from 0 to 1 as precise as `like`, whole numbers 0 or 1, tokens of every network."""
-    rng = torch.Generator().manual_seed(0)
-
-    def random(blank: Tensor) -> Tensor:
-        return torch.rand(blank.shape, generator=rng).to(blank) if blank.is_floating_point() else _coins(blank, rng)
-
-    return map_tensors(random, blank_inputs(shape, types, SAMPLES, like))
-
-
-def _coins(blank: Tensor, rng: torch.Generator) -> Tensor:
-    return torch.randint(0, 2, blank.shape, generator=rng).to(blank)
-
-
-def _with_added_biases(operations: list[Operation]) -> Iterator[Operation]:
-    """The operations, where a product and the vector that is added to it right after are one with a bias."""
-    following = iter(operations)
-    operation = next(following, None)
-    while operation is not None:
-        after = next(following, None)
-        if after is not None and _adds_bias(operation, after):
-            yield replace(operation, bias=after.weight, outputs=after.outputs, end=after.number)
-            after = next(following, None)
-        else:
-            yield operation
-        operation = after
-
-
-def _adds_bias(product: Operation, addition: Operation) -> bool:
-    if product.kind is not Kind.DENSE or product.bias is not None or addition.kind is not Kind.ADDED:
-        return False
-    return not addition.derived and len(addition.shape) == 1 and same(addition.inputs, product.outputs)
+    return NetworkMap(inputs=inputs, outputs=scores, operations=operations)
 
 
 def _same_numbers(first: Tensor, second: Tensor) -> bool:

@@ -6,8 +6,9 @@ or a projection inside `nn.MultiheadAttention`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
-from fedprism.network.forward_pass import evaluating
+from fedprism.errors import NotApplicable
+from fedprism.network.forward_pass import evaluating, same
 from fedprism.network.torch_calls import TELLS, Kind, TorchCall, is_marked, mark, marked, memory_of, tensors_in
 from fedprism.types import Inputs, Update, arguments
 
@@ -64,16 +66,27 @@ class Operation:
         return TELLS[self.kind]
 
 
-def operations_of(model: nn.Module, tensors: Update, inputs: Inputs) -> tuple[list[Operation], Any]:
-    """The operations with parameters in the order of execution, in evaluation mode, and what the network returns."""
+def operations_of(
+    model: nn.Module, tensors: Update, inputs: Inputs, until: Callable[[str], bool] | None = None
+) -> tuple[tuple[Operation, ...], Any]:
+    """The operations with parameters in the order of execution, in evaluation mode, and what the network returns.
+
+    A product and the vector that is added to it right after are one operation with a bias. `until` is told the name of
+    every function of torch before it is called; where it says yes, the pass ends, and the network returns None.
+    """
     parameters = {name: tensors[name].detach().clone() for name, _ in model.named_parameters() if name in tensors}
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    operations: list[Operation] = []
+    operations, outputs = list[Operation](), None
     samples = len(next(tensors_in(inputs)))
-    with torch.no_grad(), evaluating(model), _Watch(parameters, samples, operations):
-        args, kwargs = arguments(marked(inputs))
-        outputs = functional_call(model, {**buffers, **tensors, **parameters}, args, kwargs)
-    return operations, outputs
+    try:
+        with torch.no_grad(), evaluating(model), suppress(_Ended), _Watch(parameters, samples, operations, until):
+            args, kwargs = arguments(marked(inputs))
+            outputs = functional_call(model, {**buffers, **tensors, **parameters}, args, kwargs)
+    except (RuntimeError, IndexError, TypeError, ValueError) as error:
+        shapes = " and ".join(str(tuple(tensor.shape[1:])) for tensor in tensors_in(inputs))
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise NotApplicable(f"expected the model to accept inputs of shape {shapes}, found: {reason}.") from error
+    return tuple(_with_added_biases(operations)), outputs
 
 
 def run_with(
@@ -90,6 +103,30 @@ def run_with(
         return functional_call(model, dict(tensors), args, kwargs)
 
 
+def _with_added_biases(operations: list[Operation]) -> Iterator[Operation]:
+    """The operations, where a product and the vector that is added to it right after are one with a bias."""
+    following = iter(operations)
+    operation = next(following, None)
+    while operation is not None:
+        after = next(following, None)
+        if after is not None and _adds_bias(operation, after):
+            yield replace(operation, bias=after.weight, outputs=after.outputs, end=after.number)
+            after = next(following, None)
+        else:
+            yield operation
+        operation = after
+
+
+def _adds_bias(product: Operation, addition: Operation) -> bool:
+    if product.kind is not Kind.DENSE or product.bias is not None or addition.kind is not Kind.ADDED:
+        return False
+    return not addition.derived and len(addition.shape) == 1 and same(addition.inputs, product.outputs)
+
+
+class _Ended(Exception):
+    """The pass went as far as it was asked to."""
+
+
 class _ParameterMode(TorchFunctionMode):
     """Sees every torch function that is given a parameter beside something that is computed from the input.
 
@@ -97,8 +134,9 @@ class _ParameterMode(TorchFunctionMode):
     input carries a mark.
     """
 
-    def __init__(self, parameters: Update) -> None:
+    def __init__(self, parameters: Update, until: Callable[[str], bool] | None = None) -> None:
         super().__init__()
+        self.until = until
         self.names = {memory_of(tensor): name for name, tensor in parameters.items() if tensor.numel()}
         self.parameters = parameters
         self.derived: list[Tensor] = []
@@ -108,6 +146,8 @@ class _ParameterMode(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         call = TorchCall(func, args, kwargs or {})
+        if self.until is not None and self.until(call.name):
+            raise _Ended
         given = list(tensors_in((args, kwargs or {})))
         parameters = [tensor for tensor in given if memory_of(tensor) in self.names]
         from_input = call.name not in _USES_NO_VALUES and any(map(is_marked, given))
@@ -133,8 +173,10 @@ class _ParameterMode(TorchFunctionMode):
 
 
 class _Watch(_ParameterMode):
-    def __init__(self, parameters: Update, samples: int, operations: list[Operation]) -> None:
-        super().__init__(parameters)
+    def __init__(
+        self, parameters: Update, samples: int, operations: list[Operation], until: Callable[[str], bool] | None
+    ) -> None:
+        super().__init__(parameters, until)
         self.samples, self.operations = samples, operations
         self.entries: dict[int, Tensor] = {}
 
@@ -179,7 +221,7 @@ class _Watch(_ParameterMode):
         if numbers is None or any(memory_of(tensor) != memory_of(source) for tensor in parameters):
             return
         picked = call.replaced(source, numbers.to(source)).run()
-        if not isinstance(picked, Tensor) or picked.shape != outputs.shape:
+        if not isinstance(picked, Tensor) or picked.shape != outputs.shape or not torch.equal(picked, picked.round()):
             return
         picked = picked.long()
         whole = self.parameters[name].flatten()

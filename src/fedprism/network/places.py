@@ -1,25 +1,25 @@
 """The layers that the input feeds, and which of its entries they are fed at each of their places.
 
-A place is where a layer applies its matrix once: a step of a recurrent layer, a position of a convolution, a token, one
-of several inputs that share an encoder. Which entries arrive is read off numbers that are sent through the network, so
-it does not matter how a model is written.
+A place is where a layer applies its matrix once: a step of a recurrent layer, a patch of a picture, a token, one of
+several inputs that share an encoder. Which entries arrive is read off numbers that are sent through the network, so it
+does not matter how a model is written.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fedprism.inputs import blank_inputs, unflattened, values_in
-from fedprism.network.network_map import map_of
-from fedprism.network.operations import Operation
+from fedprism.inputs import unflattened, values_in
+from fedprism.network.network_map import blank_batch
+from fedprism.network.operations import Operation, operations_of
 from fedprism.network.torch_calls import Kind
-from fedprism.types import Observation, Update
+from fedprism.types import Observation
 
 PROBES = 4
 """Zeros, ones, and each entry's number as two digits."""
@@ -41,27 +41,47 @@ class PlacedLayer(NamedTuple):
     """(places, features)"""
 
 
+class NumberedPass(NamedTuple):
+    """A forward pass of `PROBES` samples that number their entries."""
+
+    operations: tuple[Operation, ...]
+    size: int
+    """Entries of a sample."""
+
+    def placed(self, operation: Operation, axis: int = 0) -> PlacedLayer | None:
+        """Which entries an operation is fed where, if that axis is the samples; None if nothing so plain does."""
+        if operation.derived or not operation.inputs.is_floating_point() or operation.inputs.dim() <= axis:
+            return None
+        data = operation.inputs.movedim(axis, 0).cpu().double()
+        fed = _at_places(operation, data) if len(data) == PROBES else None
+        origin = None if fed is None else _origin(fed, self.size)
+        return None if origin is None else PlacedLayer(operation, *origin)
+
+
 def placed_layers(observation: Observation) -> list[PlacedLayer]:
     """The layers that are fed nothing but entries of the input, in the order of execution.
 
     A layer that is used several times, as by a shared encoder, is one layer with more places.
     """
-    knowledge, first, model = observation.knowledge, observation.rounds[0], observation.model
-    if model is None or knowledge.input_shape is None:
-        return []
-    tensors = {**first.params, **(first.buffers_before or {})}
-    like = next(tensor for tensor in tensors.values() if tensor.is_floating_point())
-    blank = blank_inputs(knowledge.input_shape, knowledge.input_types, PROBES, like)
-    size = values_in(blank) // PROBES
-    network = map_of(model, tensors, unflattened(_numbered(size), blank))
+    numbered = numbered_pass(observation)
     layers: dict[str, PlacedLayer] = {}
-    for operation in network.operations:
-        placed = next((layer for layer in _readings(operation, tensors, size)), None)
+    for operation in numbered.operations:
+        placed = numbered.placed(operation) or numbered.placed(operation, axis=1)
         if placed is None:
             continue
         before = layers.get(operation.weight)
         layers[operation.weight] = placed if before is None else _together(before, placed)
     return list(layers.values())
+
+
+def numbered_pass(observation: Observation, until: Callable[[str], bool] | None = None) -> NumberedPass:
+    """Send numbered entries through the network, to the end or as far as `operations_of` goes."""
+    blank = blank_batch(observation, PROBES)
+    assert observation.model is not None
+    size = values_in(blank) // PROBES
+    numbered = unflattened(_numbered(size), blank)
+    operations, _ = operations_of(observation.model, observation.rounds[0].sent, numbered, until)
+    return NumberedPass(operations, size)
 
 
 def _together(first: PlacedLayer, second: PlacedLayer) -> PlacedLayer:
@@ -79,23 +99,11 @@ def _base(size: int) -> int:
     return math.isqrt(size) + 1
 
 
-def _readings(operation: Operation, tensors: Update, size: int) -> Iterator[PlacedLayer]:
-    """What the layer is fed, for each axis of its data that may be that of the samples."""
-    if operation.derived or not operation.inputs.is_floating_point():
-        return
-    for axis in range(min(2, operation.inputs.dim())):
-        data = operation.inputs.movedim(axis, 0).cpu().double()
-        fed = _places(operation, data, tensors) if len(data) == PROBES else None
-        origin = None if fed is None else _origin(fed, size)
-        if origin is not None:
-            yield PlacedLayer(operation, *origin)
-
-
-def _places(operation: Operation, data: Tensor, tensors: Update) -> Tensor | None:
+def _at_places(operation: Operation, data: Tensor) -> Tensor | None:
     """What a layer is fed, as (samples, places, features); None if it is no such layer."""
     if operation.kind in (Kind.DENSE, Kind.RECURRENT):
         return data.unsqueeze(1) if data.dim() == BEFORE_SIDES else data.flatten(1, -2)
-    kernel = tuple(tensors[operation.weight].shape[BEFORE_SIDES:])
+    kernel = operation.shape[BEFORE_SIDES:]
     settings = operation.settings
     if operation.kind is not Kind.CONVOLUTION or settings.get("groups", 1) != 1 or settings.get("padding") == "same":
         return None

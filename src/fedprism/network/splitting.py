@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedprism.inputs import map_tensors
 from fedprism.network.network_map import NetworkMap
 from fedprism.network.operations import Operation, run_with
 from fedprism.network.torch_calls import tensors_in
@@ -23,7 +24,6 @@ class _Reached(Exception):
 def features_before(observation: Observation, round_: Round, operation: Operation) -> Callable[[Inputs], Tensor]:
     """The function from inputs (samples, *input_shape) to what the operation is fed."""
     model = _frozen(observation)
-    tensors = {**round_.params, **(round_.buffers_before or {})}
 
     def features(inputs: Inputs) -> Tensor:
         caught: list[Tensor] = []
@@ -33,7 +33,7 @@ def features_before(observation: Observation, round_: Round, operation: Operatio
             raise _Reached
 
         with suppress(_Reached):
-            run_with(model, tensors, inputs, operation.number, catch)
+            run_with(model, round_.sent, inputs, operation.number, catch)
         return caught[0]
 
     return features
@@ -50,7 +50,7 @@ def network_behind(
     stack = network.stack_from(operation)
     doubled = {
         name: tensor.double() if tensor.is_floating_point() else tensor
-        for name, tensor in {**params, **(round_.buffers_before or {})}.items()
+        for name, tensor in {**round_.sent, **params}.items()
     }
     if stack is not None:
         layers, activations = stack
@@ -58,7 +58,7 @@ def network_behind(
         def through_stack(outputs: Tensor) -> Tensor:
             for following, activation in zip(layers[1:], activations, strict=True):
                 bias = doubled[following.bias] if following.bias is not None else 0
-                outputs = activation.function(outputs) @ doubled[following.weight].T + bias
+                outputs = activation.function(outputs) @ following.rows(doubled).T + bias
             return outputs
 
         return through_stack
@@ -76,14 +76,7 @@ def network_behind(
 def one_sample(inputs: Inputs, dtype: torch.dtype) -> Inputs:
     """The first of several samples, its fractional numbers in another precision."""
 
-    def first(tensor: Tensor) -> Tensor:
-        return tensor[:1].to(dtype) if tensor.is_floating_point() else tensor[:1]
-
-    if isinstance(inputs, Tensor):
-        return first(inputs)
-    if isinstance(inputs, dict):
-        return {name: first(tensor) for name, tensor in inputs.items()}
-    return tuple(first(tensor) for tensor in inputs)
+    return map_tensors(lambda tensor: tensor[:1].to(dtype) if tensor.is_floating_point() else tensor[:1], inputs)
 
 
 def _frozen(observation: Observation) -> nn.Module:

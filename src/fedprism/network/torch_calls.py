@@ -105,7 +105,8 @@ class TorchCall:
 
     def roles(self, parameters: list[Tensor]) -> tuple[Kind, Tensor, Tensor | None]:
         """The kind of the operation, its weight and its bias."""
-        kind = _KINDS.get(self.name, Kind.OTHER)
+        scaled = self.kwargs.get("alpha", 1) != 1 or self.kwargs.get("beta", 1) != 1
+        kind = Kind.OTHER if scaled else _KINDS.get(self.name, Kind.OTHER)
 
         def used(tensor: Any) -> bool:
             return any(tensor is parameter for parameter in parameters)

@@ -22,7 +22,6 @@ from fedprism.attacks.embedding_inversion.texts import read_text
 from fedprism.attacks.gradient_matching.forward import FORWARD_USES
 from fedprism.client.observed import direction
 from fedprism.errors import NotApplicable
-from fedprism.inputs import Inputs, blank_inputs, unflattened
 from fedprism.network.lookups import coded_pass
 from fedprism.types import Observation, Reconstruction
 
@@ -85,7 +84,7 @@ def _checked(observation: Observation, answers: list[Answer]) -> Reconstruction:
     for answer in answers:
         if "samples" in answer.ambiguity or bool((answer.samples == UNKNOWN).any()):
             continue
-        inputs = _inputs(observation, answer)
+        inputs = observation.knowledge.shaped(answer.samples)
         fitting = labels is not None and len(labels) == len(answer.samples)
         guessed = labels if fitting else explaining_labels(observation, inputs)
         if certified(observation, inputs, guessed):
@@ -95,15 +94,9 @@ def _checked(observation: Observation, answers: list[Answer]) -> Reconstruction:
     if explains:
         status = f"{LookupStatus.EXACT}; {status}" if best.ambiguity - {"order"} else LookupStatus.EXACT
     return Reconstruction(
-        inputs=_inputs(observation, best),
+        inputs=observation.knowledge.shaped(best.samples),
         labels=best_labels,
         ambiguity=best.ambiguity,
         status=status,
         diagnostics={"tables": best.tables, "readings": len(answers)},
     )
-
-
-def _inputs(observation: Observation, answer: Answer) -> Inputs:
-    knowledge = observation.knowledge
-    assert knowledge.input_shape is not None
-    return unflattened(answer.samples, blank_inputs(knowledge.input_shape, knowledge.input_types, 1))

@@ -54,8 +54,8 @@ def read_table(
         columns = _columns(observation, coded, lookups, used, layer)
         if columns is None or layer.weight not in gradient or layer.bias is None or layer.bias not in gradient:
             continue
-        whole = torch.cat([gradient[layer.weight], gradient[layer.bias][:, None]], 1)
-        weight, size = observation.round.params[layer.weight], _known(observation.knowledge.batch_size)
+        whole = torch.cat([layer.rows(gradient), gradient[layer.bias][:, None]], 1)
+        weight, size = layer.rows(observation.round.params), _known(observation.knowledge.batch_size)
         readings = solve_concatenation(whole, weight, columns.tables, columns.blocks, size)
         if not readings:
             readings = _separated(observation, coded.network, columns)

@@ -45,11 +45,11 @@ def inferred_labels(observation: Observation, round: Round, batch: int, network:
     gradient = direction(round)
     # Row sums of the weight gradient carry the same signs where the features are not negative.
     has_bias = last.bias is not None and last.bias in round.update
-    class_grad = gradient[last.bias or ""] if has_bias else gradient[last.weight].sum(1)
+    class_grad = gradient[last.bias or ""] if has_bias else last.rows(gradient).sum(1)
     if round.kind == "delta" and int((class_grad < 0).sum()) > batch >= int((class_grad > 0).sum()) > 0:
         class_grad = -class_grad  # no batch makes so many classes negative: the parameters after were subtracted
     predicted, crowded = None, len(class_grad) < COUNTING_RATIO * batch
-    if crowded and has_bias and sole_label(gradient[last.weight]) is None:
+    if crowded and has_bias and sole_label(last.rows(gradient)) is None:
         predicted = _mean_prediction(observation, round)
     recovery = label_counts(class_grad, batch, probabilities=predicted, loss=loss or "unknown")
     if len(recovery.labels) != batch:
