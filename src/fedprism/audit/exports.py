@@ -18,7 +18,7 @@ from fedprism.audit.gates import Conclusion, Judgement
 from fedprism.audit.plan import Plan
 from fedprism.audit.summary import Summary, situation_title, title
 from fedprism.audit.system import system
-from fedprism.evaluation.severity import Figure, number
+from fedprism.evaluation.severity import TOKENS, Figure, number
 from fedprism.evaluation.verdict import because, situations, verdict
 
 SETTING = (
@@ -215,7 +215,7 @@ def _safe(value: Any) -> Any:
 
 
 def _measured(rows: Sequence[Summary], metrics: Sequence[str]) -> list[str]:
-    wanted = ["columns", *metrics, "update-error"]
+    wanted = ["columns", *TOKENS, *metrics, "update-error"]
     return [name for name in wanted if any(name in row.means for row in rows)]
 
 

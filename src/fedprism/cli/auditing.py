@@ -15,6 +15,7 @@ from fedprism.audit.execution import AuditProgress, Listener
 from fedprism.audit.grid import Grid, configurations
 from fedprism.audit.summary import summarised, title
 from fedprism.errors import BadInput
+from fedprism.evaluation.severity import TOKENS
 from fedprism.files import publishing
 from fedprism.runtime import devices
 from fedprism.runtime.executors import Executor, Processes, RayCluster
@@ -50,7 +51,7 @@ def carry_out(
             "expected --workers for a plan with limits.seconds, found --ray, which gives no cell up; leave one out."
         )
     metrics = setup.plan.scores.metrics
-    wanted = checks([*metrics, "columns"])
+    wanted = checks([*metrics, "columns", *TOKENS])
     place = _place(device, elsewhere=ray not in (None, LOCAL) and not dry_run)
     if not dry_run:
         publishing.require_writable(output)

@@ -25,7 +25,11 @@ HIGHER_IS_CLOSER = {
 NOT_LEAKAGE = "avd_floor"
 """A reference value of AVD, the same for every attack."""
 
-RANGES = {"ssim": (-1.0, 1.0), "columns": (0.0, 1.0), "mse": (0.0, math.inf), "update-error": (0.0, math.inf)}
+RANGES = {
+    "ssim": (-1.0, 1.0),
+    **dict.fromkeys(("columns", *TOKENS), (0.0, 1.0)),
+    **dict.fromkeys(("mse", "update-error"), (0.0, math.inf)),
+}
 """The values that are possible: an interval over seeds ends there."""
 
 FAITHFUL_PSNR = 30.0
@@ -36,6 +40,8 @@ FAITHFUL_UPDATE = 0.01
 """Relative error of a client's update that was split off a sum."""
 FAITHFUL_COLUMNS = 1.0
 """Share of a row's columns: all of them."""
+FAITHFUL_TOKENS = 1.0
+"""Share of a sample's whole numbers in their places: all of them."""
 RECOGNISABLE_SSIM = 0.5
 """Structural similarity from which a person recognises what is shown."""
 RECOGNISABLE_UPDATE = 0.1
@@ -44,6 +50,10 @@ RECOGNISABLE_COLUMNS = 0.8
 """Share of a row's columns."""
 RECOGNISABLE_COLUMNS_MARGIN = 0.1
 """Share of columns by which a recognisable row must beat a guess."""
+RECOGNISABLE_TOKENS = 0.8
+"""Share of a sample's whole numbers, wherever they stand: as of a table's row."""
+RECOGNISABLE_TOKENS_MARGIN = 0.1
+"""Share of whole numbers by which a recognisable sample must beat a guess: common words are in every text."""
 TRACES_SSIM = 0.2
 """Structural similarity of traces, and by how much traces and more must beat a guess."""
 TRACES_UPDATE = 0.5
@@ -132,6 +142,7 @@ def _faithful(metrics: Mapping[str, Figure]) -> bool:
         _closest(metrics, "psnr", FAITHFUL_PSNR)
         or _closest(metrics, "mse", FAITHFUL_MSE)
         or _closest(metrics, "columns", FAITHFUL_COLUMNS)
+        or _closest(metrics, "tokens-in-place", FAITHFUL_TOKENS, margin=RECOGNISABLE_TOKENS_MARGIN)
         or _closest(metrics, "update-error", FAITHFUL_UPDATE)
     )
 
@@ -140,6 +151,7 @@ def _recognisable(metrics: Mapping[str, Figure]) -> bool:
     return (
         _closest(metrics, "ssim", RECOGNISABLE_SSIM, margin=TRACES_SSIM)
         or _closest(metrics, "columns", RECOGNISABLE_COLUMNS, margin=RECOGNISABLE_COLUMNS_MARGIN)
+        or _closest(metrics, "tokens", RECOGNISABLE_TOKENS, margin=RECOGNISABLE_TOKENS_MARGIN)
         or _closest(metrics, "update-error", RECOGNISABLE_UPDATE)
     )
 
@@ -172,7 +184,7 @@ def number(metric: str, value: float | None) -> str:
     """A value as a person reads it, with its unit."""
     if value is None:
         return ""
-    if metric == "columns":
+    if metric in ("columns", *TOKENS):
         return f"{value:.0%}"
     if metric == "psnr":
         return "∞ dB" if math.isinf(value) and value > 0 else f"{value:.1f} dB"

@@ -16,6 +16,7 @@ from pydantic import ConfigDict
 from fedprism.evaluation.severity import (
     EXPLAINED_RESIDUAL,
     RECOGNISABLE_COLUMNS,
+    TOKENS,
     Figure,
     Leak,
     explains,
@@ -154,10 +155,11 @@ def _verdict_of_one(rows: Sequence[Row]) -> Verdict:
 def ceiling_of(rows: Sequence[Row]) -> CeilingFigure | None:
     """The ceiling of one setting. One that an attack exceeded is no bound and counts as unknown.
 
-    Rows of tables are judged by their columns, which a ceiling in decibels does not bound.
+    Rows of tables are judged by their columns and texts by their tokens, which a ceiling in decibels does not bound.
     """
     ceiling = next((row.ceiling for row in rows if row.ceiling is not None), None)
-    if ceiling is None or (ceiling.metric != "columns" and any("columns" in row.metrics for row in rows)):
+    counted = {name for row in rows for name in ("columns", *TOKENS) if name in row.metrics}
+    if ceiling is None or counted - {ceiling.metric}:
         return None
     return None if any(exceeds(row, ceiling) for row in rows) else ceiling
 

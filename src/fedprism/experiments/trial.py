@@ -22,7 +22,10 @@ from fedprism.experiments.outcome import Outcome
 from fedprism.files import json_text, pictures
 from fedprism.inputs import Inputs
 from fedprism.truth import Truth
-from fedprism.types import Observation, Reconstruction, Record
+from fedprism.types import Ambiguity, Observation, Reconstruction, Record
+
+LEFT_OPEN = frozenset[Ambiguity]({"order", "counts", "samples"})
+"""What an answer leaves open is not held against a guess, either: else guessing would look worse than it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +79,7 @@ class Scoring:
         if truth is not None and matched is not None:
             scores = _scores(answer, truth, self, matched)
             for name, inputs in (setting.guesses(len(truth.owners)) if setting.guesses else {}).items():
-                guess = Reconstruction(inputs=inputs, ambiguity=answer.ambiguity & {"order"})
+                guess = Reconstruction(inputs=inputs, ambiguity=answer.ambiguity & LEFT_OPEN)
                 baselines[name] = _scores(guess, truth, self, match(guess, truth))["means"]
         elif truth is not None and answer.updates is not None and truth.updates is not None:
             scores = summarised({"update-error": tuple(score_updates(answer, truth).values())})

@@ -15,10 +15,14 @@ from fedprism.audit import Audit
 from fedprism.audit.grid import configuration_key, situation_key
 from fedprism.audit.summary import title as title_of
 from fedprism.errors import BadInput
-from fedprism.evaluation.severity import NOT_LEAKAGE, Figure, number
+from fedprism.evaluation.severity import NOT_LEAKAGE, TOKENS, Figure, number
 from fedprism.evaluation.verdict import CeilingFigure
 
-LABELS = {"psnr": "PSNR", "ssim": "SSIM", "mse": "MSE", "avd": "AVD", "columns": "columns right"}
+LABELS = {
+    **{"psnr": "PSNR", "ssim": "SSIM", "mse": "MSE", "avd": "AVD"},
+    **{"columns": "columns right", "tokens": "tokens right", "tokens-in-place": "tokens right in their places"},
+}
+"""Names of metrics in the report, where they differ from those in plans."""
 NO_DEFENSE = "none"
 SETTING = ("clients", "batch_size", "protocol", "loss")
 
@@ -122,7 +126,7 @@ def measured(rows: Sequence[Configuration], plan: Mapping[str, Any]) -> list[str
     """The metrics that say how much leaked, the most telling first."""
     scores = plan.get("scores")
     wanted = scores.get("metrics") if isinstance(scores, Mapping) else None
-    names = ["columns", *(wanted if isinstance(wanted, list) else []), "update-error"]
+    names = ["columns", *TOKENS, *(wanted if isinstance(wanted, list) else []), "update-error"]
     there = {name for row in rows for name in row.metrics}
     ordered = dict.fromkeys([*(str(name) for name in names), *sorted(there)])
     return [name for name in ordered if name in there and name != NOT_LEAKAGE]

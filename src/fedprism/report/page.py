@@ -18,6 +18,7 @@ from fedprism.evaluation.severity import (
     FAITHFUL_PSNR,
     RECOGNISABLE_COLUMNS,
     RECOGNISABLE_SSIM,
+    RECOGNISABLE_TOKENS,
     TRACES_SSIM,
     Leak,
     number,
@@ -135,6 +136,7 @@ def shared() -> dict[str, Any]:
         "recognisable_ssim": RECOGNISABLE_SSIM,
         "traces_ssim": TRACES_SSIM,
         "recognisable_columns": RECOGNISABLE_COLUMNS,
+        "recognisable_tokens": RECOGNISABLE_TOKENS,
         "explained_residual": EXPLAINED_RESIDUAL,
         "protected_below": PROTECTED_BELOW,
     }

@@ -7,12 +7,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedprism.evaluation.severity import HIGHER_IS_CLOSER, Figure, Leak, number
+from fedprism.evaluation.severity import HIGHER_IS_CLOSER, TOKENS, Figure, Leak, number
 from fedprism.evaluation.verdict import leak_of
 from fedprism.report.advice import Option
 from fedprism.report.configurations import Configuration, figure_in_words, label, settings
 
-CAPS = {"psnr": 50.0, "ssim": 1.0, "columns": 1.0, "mse": 0.3, "avd": 1.0, "update-error": 1.0}
+CAPS = {"psnr": 50.0, "mse": 0.3, **dict.fromkeys(("ssim", "columns", *TOKENS, "avd", "update-error"), 1.0)}
 """Values beyond are drawn at the edge: an exact reconstruction has infinitely many decibels."""
 
 
