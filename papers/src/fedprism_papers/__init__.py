@@ -36,9 +36,9 @@ MODULES = {  # where a module has several recipes, `:` and the name of this one
     "mixing": "mixing_gradients.mixing",
     "mixing-direct": "mixing_gradients.direct",
     "mkor-table-2": "mkor.table_2",
-    "mkor-table-3": "mkor.tables_3_and_4:TABLE_3",
-    "mkor-table-4": "mkor.tables_3_and_4:TABLE_4",
-    "mkor-limits": "mkor.limits",
+    "mkor-table-3": "mkor.vgg16:TABLE_3",
+    "mkor-table-4": "mkor.vgg16:TABLE_4",
+    "mkor-limits": "mkor.vgg16:LIMITS",
 }
 
 
