@@ -12,11 +12,11 @@ __all__ = ["RECIPES", "Outcome", "Recipe", "Row", "Settings", "carry_out", "note
 
 MODULES = {  # where a module has several recipes, `:` and the name of this one
     "cpa-table-1": "cocktail_party.tables_1_3_and_4:TABLE_1",
-    "cpa-table-2": "cocktail_party.tables_2_and_5:TABLE_2",
+    "cpa-table-2": "cocktail_party.features:TABLE_2",
     "cpa-table-3": "cocktail_party.tables_1_3_and_4:TABLE_3",
     "cpa-table-4": "cocktail_party.tables_1_3_and_4:TABLE_4",
-    "cpa-table-5": "cocktail_party.tables_2_and_5:TABLE_5",
-    "cpa-fig-7": "cocktail_party.fig_7",
+    "cpa-table-5": "cocktail_party.features:TABLE_5",
+    "cpa-fig-7": "cocktail_party.features:FIG_7",
     "cpa-defenses": "cocktail_party.defenses",
     "disaggregation-fig-2": "disaggregation.figures_2_to_5:FIG_2",
     "disaggregation-fig-3": "disaggregation.figures_2_to_5:FIG_3",

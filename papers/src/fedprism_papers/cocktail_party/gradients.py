@@ -120,7 +120,7 @@ def _renders(attack: Attack) -> TypeGuard[CocktailParty]:
 
 
 def match_features(recovered: Tensor, truth: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    """Each true row's |cosine| to the recovered one it is assigned, or 0, and the sample of each recovered row, or -1."""
+    """Each true row's |cosine| to the recovered one assigned to it, or 0; the sample of each recovered row, or -1."""
     ours, theirs = (torch.nn.functional.normalize(x.double().flatten(1), dim=1) for x in (recovered, truth))
     similarity = (ours @ theirs.T).abs()
     rows, samples = linear_sum_assignment(similarity.numpy(), maximize=True)
