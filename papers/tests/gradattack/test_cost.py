@@ -20,18 +20,8 @@ def test_pairing_grows_with_the_square_and_inversion_does_not() -> None:
     assert twice.inversion == 2 * once.inversion
     assert twice.pairing == 4 * once.pairing
     assert (twice.examples, twice.network) == (once.examples, once.network)
-    assert attack_cost(5_000, batch_size=1).inversion == 128 * once.inversion
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"images": 0}, "images"),
-        ({"epochs": 0}, "epochs"),
-        ({"hours_a_batch": -1.0}, "hours_a_batch"),
-        ({"network_hours": "ten"}, "network_hours"),
-    ],
-)
-def test_costs_of_nothing_are_refused(changes: dict[str, float], words: str) -> None:
-    with pytest.raises(BadInput, match=words):
-        attack_cost(**{"images": 10, **changes})  # type: ignore[arg-type]
+def test_the_cost_of_nothing_is_refused() -> None:
+    with pytest.raises(BadInput, match="images"):
+        attack_cost(0)

@@ -8,7 +8,7 @@ import torch
 import fedprism as fp
 from fedprism.attacks import mkor
 from fedprism_papers.mkor import malicious_server as recipe
-from fedprism_papers.mkor import table_2, tables_3_and_4
+from fedprism_papers.mkor import table_2, vgg16
 from fedprism_papers.mkor.malicious_server import WithNoise, noised
 from fedprism_papers.shared.base import Outcome, Settings
 from fedprism_papers.shared.cells import attack_cell
@@ -71,8 +71,8 @@ def test_every_table_has_its_column_of_modified_networks() -> None:
     """Named for what they are."""
     assert "strides" in table_2.STRIDES
     assert table_2.PAPER.keys() == {table_2.ORIGINAL, table_2.STRIDES}
-    assert tables_3_and_4.PAPER_POOLLESS.endswith("156.7 dB")
-    assert [line.poolless for line in tables_3_and_4.LINES] == 4 * [False] + 4 * [True]
+    assert vgg16.PAPER_POOLLESS.endswith("156.7 dB")
+    assert [line.poolless for line in vgg16.LINES] == 4 * [False] + 4 * [True]
 
 
 def test_labels_reach_only_the_attack_that_is_given_them() -> None:

@@ -25,8 +25,8 @@ from fedprism.errors import BadInput
 from fedprism.files import pictures
 from fedprism.pixels import to_pixels
 from fedprism_papers import RECIPES, Outcome, Recipe, Row, Settings
+from fedprism_papers.cocktail_party import features
 from fedprism_papers.cocktail_party import tables_1_3_and_4 as tables
-from fedprism_papers.cocktail_party import tables_2_and_5
 from fedprism_papers.cocktail_party.gradients import VictimBatches, histogram, match_features
 from fedprism_papers.shared import report, sheets, victims
 from fedprism_papers.shared.base import Announce
@@ -368,8 +368,7 @@ def test_a_slow_method_may_have_fewer_batches() -> None:
 
 def test_several_parts_at_a_time_give_the_same_table() -> None:
     alone, together = (
-        list(tables_2_and_5.updates(dataclasses.replace(TINY, sizes=(4, 5), workers=workers), print))
-        for workers in (None, 2)
+        list(features.updates(dataclasses.replace(TINY, sizes=(4, 5), workers=workers), print)) for workers in (None, 2)
     )
     assert [row.cell["n"] for row in together] == [4, 5]
     for ours, theirs in zip(together, alone, strict=True):
@@ -418,9 +417,9 @@ def test_names_are_those_of_the_table() -> None:
 
 def test_every_size_of_the_paper_has_its_number() -> None:
     assert {len(numbers) for numbers in tables.PAPER_1.values()} == {len(tables.SIZES)}
-    assert {len(numbers) for numbers in tables_2_and_5.PAPER.values()} == {len(tables_2_and_5.SIZES)}
-    fedavg = tables_2_and_5.FEDAVG_PAPER
-    assert {len(numbers) for numbers in fedavg.values()} == {len(tables_2_and_5.FEDAVG_SIZES)}
+    assert {len(numbers) for numbers in features.PAPER.values()} == {len(features.SIZES)}
+    fedavg = features.FEDAVG_PAPER
+    assert {len(numbers) for numbers in fedavg.values()} == {len(features.FEDAVG_SIZES)}
     assert tables.paper_1("Tiny-ImageNet", "FedAvg", 128)["CPA objective re-run"] == 0.235
     assert tables.paper_1("CIFAR-10", "gradient", 33)["CPA objective re-run"] is None
 

@@ -17,18 +17,19 @@ from torch import Tensor, nn
 import fedprism as fp
 from fedprism.attacks import CocktailParty
 from fedprism.client.update import Protocol
-from fedprism.defenses import Cast, Clip, Defense, DpSgd, GaussianNoise, Prune, Quantize
+from fedprism.defenses import Cast, Clip, Defense, DpSgd, Prune, Quantize
 from fedprism.metrics import psnr
 from fedprism.pixels import Normalization, to_inputs
 from fedprism.randomness import generator, seeded_layers
 from fedprism.solvers import ExactStatus
 from fedprism_papers.cocktail_party import methods as cpa
 from fedprism_papers.cocktail_party.gradients import VictimBatches
+from fedprism_papers.cocktail_party.tables_1_3_and_4 import unit_norm
 from fedprism_papers.shared import training
 from fedprism_papers.shared.base import Announce, Outcome, Recipe, Row, Settings
 from fedprism_papers.shared.cells import Attacked, AttackTrial, attack_cell, by_metric
 from fedprism_papers.shared.measuring import ANSWERED, HIGH_PSNR, OVER_40_DB, PSNR, SHOWN_IMAGES, Scores
-from fedprism_papers.shared.victims import CIFAR, IMAGENET, Victim
+from fedprism_papers.shared.victims import CIFAR, IMAGENET, Victim, part
 
 SIZES, NOISE_SIZES, QUICK_SIZES = (8, 32), (1, 8, 32), (8,)
 BATCHES = 3
@@ -105,11 +106,6 @@ class Case:
         if self.ratio is not None:
             return (round(self.ratio * self.net.width(settings)),)
         return settings.sizes_or(self.sizes, QUICK_SIZES)
-
-
-def unit_norm(std: float) -> Defense:
-    """Noise in proportion to the update: its length is made one, then noise is added to every entry."""
-    return fp.chain(Clip(1.0, always=True), GaussianNoise(std))
 
 
 def local_training(lr: float, epochs: int) -> Protocol:
@@ -218,8 +214,7 @@ def photos() -> Data:
     images = fp.data.load("photos", size=QUICK_SIDE, crops=QUICK_CROPS)
     mixed = torch.randperm(len(images), generator=generator(0, "held out"))
     train, chosen = images.batch(mixed[:-QUICK_ATTACKED]), mixed[-QUICK_ATTACKED:]
-    held_out = fp.data.ImageSet(images.name, images.images[chosen], images.labels[chosen], images.class_names)
-    return Data("photos", train, held_out, IMAGENET, QUICK_EPOCHS)
+    return Data("photos", train, part(images, chosen), IMAGENET, QUICK_EPOCHS)
 
 
 def target(net: Net, data: Data, settings: Settings) -> Victim:

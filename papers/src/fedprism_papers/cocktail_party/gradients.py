@@ -22,7 +22,7 @@ from fedprism.randomness import generator
 from fedprism.solvers import FeatureInversion
 from fedprism_papers.shared.base import Settings
 from fedprism_papers.shared.cells import Attacked, AttackTrial
-from fedprism_papers.shared.measuring import Scores, score_images
+from fedprism_papers.shared.measuring import Scores, samples_of, score_images
 from fedprism_papers.shared.victims import Victim
 
 COSINE, MEDIAN_COSINE, CLOSE = "cosine", "median cosine", "over 0.9"
@@ -64,10 +64,7 @@ class VictimBatches(Attacked):
         return dataclasses.replace(attack, images=0) if _renders(attack) else attack
 
     def score(self, trial: AttackTrial, answer: fp.Reconstruction, truth: fp.Truth) -> Scores:
-        """Every method renders the same images: the first ones.
-
-        Which these are an attacker does not know, and need not: it renders any, or all.
-        """
+        """Every method renders the same images, the first ones: an attacker, who does not know them, renders any."""
         attack, settings = trial.attack, trial.settings
         if answer.features is None:
             return score_images(answer, truth, settings)
@@ -95,14 +92,12 @@ class VictimBatches(Attacked):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Rendering(Attack):
-    """The attack's last step: images with these features (images, features).
-
-    `sized`: whether the features' length is known.
-    """
+    """The attack's last step: images with these features (images, features)."""
 
     features: Tensor
     inversion: FeatureInversion
     sized: bool
+    """Whether the features' length is known."""
 
     @property
     def needs(self) -> frozenset[str]:
@@ -125,11 +120,7 @@ def _renders(attack: Attack) -> TypeGuard[CocktailParty]:
 
 
 def match_features(recovered: Tensor, truth: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    """The cosine of each true embedding to the recovered one it is assigned, whatever its sign, and whose that is.
-
-    recovered (recovered, features), truth (samples, features). A sample that is left without a partner has cosine 0.
-    The second answer names, for each recovered row, its sample, or -1.
-    """
+    """Each true row's |cosine| to the recovered one assigned to it, or 0; the sample of each recovered row, or -1."""
     ours, theirs = (torch.nn.functional.normalize(x.double().flatten(1), dim=1) for x in (recovered, truth))
     similarity = (ours @ theirs.T).abs()
     rows, samples = linear_sum_assignment(similarity.numpy(), maximize=True)
@@ -147,21 +138,12 @@ def histogram(cosines: Tensor) -> Tensor:
 def _ordered_by_features(
     answer: fp.Reconstruction, truth: fp.Truth, owners: tuple[int, ...]
 ) -> tuple[fp.Reconstruction, fp.Truth]:
-    """The images, rendered from the first `owners` features, and the samples these belong to, in one order.
-
-    Sixteen images would find flattering partners among a thousand samples by their pixels; by their features each has
-    one.
-    """
+    """The images, rendered from the first `owners` features, and the samples these belong to, in one order."""
+    # Sixteen images would find flattering partners among a thousand samples by their pixels.
     if answer.inputs is None:
         return answer, truth
     pairs = sorted((owner, image) for image, owner in enumerate(owners[: len(answer.inputs)]) if owner >= 0)
     samples, images = [sample for sample, _ in pairs], [image for _, image in pairs]
-    return (
-        dataclasses.replace(answer, inputs=answer.tensor[images], labels=None, ambiguity=answer.ambiguity - {"order"}),
-        dataclasses.replace(
-            truth,
-            inputs=truth.tensor[samples],
-            labels=truth.labels[samples],
-            owners=tuple(truth.owners[sample] for sample in samples) if truth.owners else truth.owners,
-        ),
-    )
+    ambiguity = answer.ambiguity - {"order"}
+    ordered = dataclasses.replace(answer, inputs=answer.tensor[images], labels=None, ambiguity=ambiguity)
+    return ordered, samples_of(truth, samples)

@@ -88,7 +88,7 @@ EPSILON = (
 )
 
 
-def unit_norm(sigma: float, size: int) -> Defense:
+def unit_norm(sigma: float, size: int = 1) -> Defense:
     """The text: the gradient is scaled to length one, then noise is added to every entry."""
     return fp.chain(Clip(1.0, always=True), GaussianNoise(sigma))
 

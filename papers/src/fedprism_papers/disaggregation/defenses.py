@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from fedprism.randomness import generator
 from fedprism.runtime import devices
 from fedprism_papers.disaggregation import planted_participation as planted
 from fedprism_papers.shared.base import Announce, Outcome, Recipe, Row, Settings
 
-USERS, ROUNDS, PARAMETERS = 100, 400, 10_000
-QUICK_USERS, QUICK_ROUNDS, QUICK_PARAMETERS = 20, 60, 300
+FEDERATION = planted.Federation(users=100, rounds=400, parameters=10_000)
+QUICK_FEDERATION = planted.Federation(users=20, rounds=60, parameters=300)
 TRIALS = 3
 COST = "error of the sum"
+METRICS = (planted.COLUMNS, planted.SURE, planted.SURE_WRONG)
 
 
 class Defended(NamedTuple):
@@ -30,107 +33,87 @@ class Defended(NamedTuple):
 Defend = Callable[[planted.Planted, torch.Generator], Defended]
 
 
-def counted_in(length: int) -> Defend:
+def counted_in(length: int, federation: planted.Planted, rng: torch.Generator) -> Defended:
     """Counts over longer windows."""
-
-    def defend(federation: planted.Planted, rng: torch.Generator) -> Defended:
-        windows = planted.disjoint_windows(len(federation.matrix), length)
-        return Defended(replace(federation, windows=windows, counts=(windows @ federation.matrix.long()).T))
-
-    return defend
+    windows = planted.disjoint_windows(len(federation.matrix), length)
+    return Defended(replace(federation, windows=windows, counts=(windows @ federation.matrix.long()).T))
 
 
-def withheld(probability: float) -> Defend:
+def withheld(probability: float, federation: planted.Planted, rng: torch.Generator) -> Defended:
     """Each count is missing with this probability."""
-
-    def defend(federation: planted.Planted, rng: torch.Generator) -> Defended:
-        hidden = torch.rand(federation.counts.shape, generator=rng) < probability
-        return Defended(replace(federation, counts=torch.where(hidden, -1, federation.counts)))
-
-    return defend
+    hidden = torch.rand(federation.counts.shape, generator=rng) < probability
+    return Defended(replace(federation, counts=torch.where(hidden, -1, federation.counts)))
 
 
-def blurred(most: int) -> Defend:
+def blurred(most: int, federation: planted.Planted, rng: torch.Generator) -> Defended:
     """Each count is off by up to this many; the attacker knows how many."""
-
-    def defend(federation: planted.Planted, rng: torch.Generator) -> Defended:
-        shift = torch.randint(-most, most + 1, federation.counts.shape, generator=rng)
-        counts = torch.minimum((federation.counts + shift).clamp(min=0), federation.windows.sum(1))
-        return Defended(replace(federation, counts=counts), tolerance=most)
-
-    return defend
+    shift = torch.randint(-most, most + 1, federation.counts.shape, generator=rng)
+    counts = torch.minimum((federation.counts + shift).clamp(min=0), federation.windows.sum(1))
+    return Defended(replace(federation, counts=counts), tolerance=most)
 
 
-def varying(size: float, *, along: bool) -> Defend:
-    """Each user's update changes from round to round: by noise, or by a random factor (`along` itself)."""
-
-    def defend(federation: planted.Planted, rng: torch.Generator) -> Defended:
-        device = federation.sums.device
-        matrix = federation.matrix.to(device, torch.float32)
-        if along:
-            factors = 1 + size * (2 * torch.rand(federation.matrix.shape, generator=rng).to(device) - 1)
-            sums = (matrix * factors) @ federation.updates
-        else:
-            each = size * matrix.sum(1, keepdim=True).sqrt()
-            sums = federation.sums + each * torch.randn(federation.sums.shape, generator=rng).to(device)
-        cost = float((sums - federation.sums).norm() / federation.sums.norm())
-        return Defended(replace(federation, sums=sums), cost=cost)
-
-    return defend
+def noised(size: float, federation: planted.Planted, rng: torch.Generator) -> Defended:
+    """Each user's update changes from round to round by noise."""
+    sums = federation.sums
+    each = size * federation.matrix.to(sums).sum(1, keepdim=True).sqrt()
+    return _with_sums(federation, sums + each * torch.randn(sums.shape, generator=rng).to(sums))
 
 
-def drifting(rounds: float) -> Defend:
+def weighted(size: float, federation: planted.Planted, rng: torch.Generator) -> Defended:
+    """Each user's update changes from round to round by a random factor."""
+    factors = 1 + size * (2 * torch.rand(federation.matrix.shape, generator=rng) - 1).to(federation.sums)
+    return _with_sums(federation, (federation.matrix.to(factors) * factors) @ federation.updates)
+
+
+def _with_sums(federation: planted.Planted, sums: Tensor) -> Defended:
+    cost = float((sums - federation.sums).norm() / federation.sums.norm())
+    return Defended(replace(federation, sums=sums), cost=cost)
+
+
+def drifting(rounds: float, federation: planted.Planted, rng: torch.Generator) -> Defended:
     """The model is not frozen: every update turns away from itself, by half within this many rounds."""
-
-    def defend(federation: planted.Planted, rng: torch.Generator) -> Defended:
-        keep = 0.5 ** (1 / rounds)
-        updates, sums = federation.updates, torch.empty_like(federation.sums)
-        for number, took_part in enumerate(federation.matrix):
-            sums[number] = took_part.to(updates.device, torch.float32) @ updates
-            fresh = torch.randn(updates.shape, generator=rng).to(updates.device)
-            updates = keep * updates + (1 - keep**2) ** 0.5 * fresh
-        return Defended(replace(federation, sums=sums))
-
-    return defend
+    keep = 0.5 ** (1 / rounds)
+    updates, sums = federation.updates, torch.empty_like(federation.sums)
+    for number, took_part in enumerate(federation.matrix):
+        sums[number] = took_part.to(updates) @ updates
+        fresh = torch.randn(updates.shape, generator=rng).to(updates.device)
+        updates = keep * updates + (1 - keep**2) ** 0.5 * fresh
+    return Defended(replace(federation, sums=sums))
 
 
 DEFENSES: dict[str, Defend] = {
-    "none: counts in windows of 10": counted_in(10),
-    "counts in windows of 50": counted_in(50),
-    "counts in windows of 100": counted_in(100),
-    "one count over all rounds": counted_in(10**9),
-    "30 % of the counts withheld": withheld(0.3),
-    "60 % of the counts withheld": withheld(0.6),
-    "all counts withheld": withheld(1.0),
-    "counts off by up to 1": blurred(1),
-    "counts off by up to 2": blurred(2),
-    "noise of 0.1 on updates of 1": varying(0.1, along=False),
-    "noise of 1": varying(1.0, along=False),
-    "noise of 3": varying(3.0, along=False),
-    "weights drawn from 0.9 to 1.1": varying(0.1, along=True),
-    "weights drawn from 0.5 to 1.5": varying(0.5, along=True),
-    "weights drawn from 0 to 2": varying(1.0, along=True),
-    "updates half new after 1,000 rounds": drifting(1000),
-    "updates half new after 100 rounds": drifting(100),
-    "updates half new after 10 rounds": drifting(10),
+    "none: counts in windows of 10": partial(counted_in, 10),
+    "counts in windows of 50": partial(counted_in, 50),
+    "counts in windows of 100": partial(counted_in, 100),
+    "one count over all rounds": partial(counted_in, 10**9),
+    "30 % of the counts withheld": partial(withheld, 0.3),
+    "60 % of the counts withheld": partial(withheld, 0.6),
+    "all counts withheld": partial(withheld, 1.0),
+    "counts off by up to 1": partial(blurred, 1),
+    "counts off by up to 2": partial(blurred, 2),
+    "noise of 0.1 on updates of 1": partial(noised, 0.1),
+    "noise of 1": partial(noised, 1.0),
+    "noise of 3": partial(noised, 3.0),
+    "weights drawn from 0.9 to 1.1": partial(weighted, 0.1),
+    "weights drawn from 0.5 to 1.5": partial(weighted, 0.5),
+    "weights drawn from 0 to 2": partial(weighted, 1.0),
+    "updates half new after 1,000 rounds": partial(drifting, 1000),
+    "updates half new after 100 rounds": partial(drifting, 100),
+    "updates half new after 10 rounds": partial(drifting, 10),
 }
 
 
 def run(settings: Settings, announce: Announce) -> Iterator[Row]:
     device = devices.pick(settings.device)
-    users, rounds, parameters = USERS, ROUNDS, PARAMETERS
-    if settings.quick:
-        users, rounds, parameters = QUICK_USERS, QUICK_ROUNDS, QUICK_PARAMETERS
-    federation = planted.Federation(users=users, rounds=rounds, parameters=parameters)
+    federation = QUICK_FEDERATION if settings.quick else FEDERATION
     for name, defend in DEFENSES.items():
         outcomes, costs = list[Outcome](), list[float]()
         for trial in range(settings.batches_or(TRIALS)):
             announce(f"{name}, trial {trial + 1}")
             plant = planted.plant(federation, generator(settings.seed, "plant", trial), device)
             defended = defend(plant, generator(settings.seed, "defend", name, trial))
-            metrics = (planted.COLUMNS, planted.SURE, planted.SURE_WRONG)
             options = {"count_tolerance": defended.tolerance, "time_limit": 0.0, "seed": settings.seed}
-            outcomes.append(planted.recover(defended.left, metrics, **options))
+            outcomes.append(planted.recover(defended.left, METRICS, **options))
             costs.append(defended.cost)
         outcome = planted.merged(outcomes)
         yield Row(
@@ -143,7 +126,7 @@ RECIPE = Recipe(
     name="disaggregation-defenses",
     summary="What stops the recovery of participation: 100 users, 400 rounds, participation .1, 10,000 parameters",
     citation=f"{planted.CITATION}; the defenses are named there, not measured",
-    shown=(planted.COLUMNS, planted.SURE, planted.SURE_WRONG, COST),
+    shown=(*METRICS, COST),
     run=run,
     notes=(
         planted.PLANTED,

@@ -22,7 +22,7 @@ from fedprism.pixels import Normalization, to_inputs
 from fedprism.randomness import generator
 from fedprism_papers.shared.base import Announce, Entry, Settings
 from fedprism_papers.shared.cells import Attacked, AttackTrial, attack_cell, by_metric
-from fedprism_papers.shared.measuring import ANSWERED, OVER_40_DB, SHOWN_IMAGES, Scores, score_images
+from fedprism_papers.shared.measuring import ANSWERED, OVER_40_DB, SHOWN_IMAGES, Scores, samples_of, score_images
 
 CITATION = "Lam et al., Gradient Disaggregation, ICML 2021"
 GRANULARITY = 10
@@ -165,10 +165,8 @@ def score_users(answer: fp.Reconstruction, truth: fp.Truth, settings: Settings, 
         rows = [row for row, owner in enumerate(answer.owners or ()) if owner == name]
         samples = [row for row, owner in enumerate(truth.owners) if owner == name]
         inputs = answer.tensor[rows] if answer.tensor is not None else None
-        private = dataclasses.replace(
-            truth, inputs=truth.tensor[samples], labels=truth.labels[samples], owners=(name,) * len(samples)
-        )
-        scores.append(score_images(dataclasses.replace(answer, inputs=inputs, labels=None), private, settings))
+        one = dataclasses.replace(answer, inputs=inputs, labels=None)
+        scores.append(score_images(one, samples_of(truth, samples), settings))
     values = by_metric([user.values or {OVER_40_DB: 0.0, ANSWERED: 0.0} for user in scores])
     means = {metric: sum(each) / len(each) for metric, each in values.items()}
     pictures = [user.tensors for user in scores if user.tensors]

@@ -20,6 +20,7 @@ from fedprism_papers.shared.base import Announce, Recipe, Row, Settings, curve
 from fedprism_papers.shared.cells import Attacked, AttackTrial, attack_cell
 from fedprism_papers.shared.charts import line_chart
 from fedprism_papers.shared.measuring import Scores
+from fedprism_papers.shared.victims import part
 
 COHORTS, QUICK_COHORTS = (1, 2, 4, 8, 16, 32), (1, 4)
 REPEATS = 10
@@ -85,7 +86,7 @@ def _world(settings: Settings) -> World:
     if settings.quick:
         everything = fp.data.load("photos")
         attackers = torch.arange(len(everything)) % PUBLIC == 0
-        private, public = _part(everything, ~attackers), _part(everything, attackers)
+        private, public = part(everything, ~attackers), part(everything, attackers)
     else:
         private, public = (
             fp.data.load("cifar10", split=split, data_dir=settings.data_dir) for split in ("test", "train")
@@ -94,10 +95,6 @@ def _world(settings: Settings) -> World:
     model = fp.models.build("lenet5", input_shape=shape, classes=private.classes, seed=settings.seed)
     protocol, images = (QUICK_FEDAVG, QUICK_IMAGES) if settings.quick else (FEDAVG, IMAGES)
     return World(model, private, public, protocol, images)
-
-
-def _part(images: fp.data.ImageSet, chosen: Tensor) -> fp.data.ImageSet:
-    return fp.data.ImageSet(images.name, images.images[chosen], images.labels[chosen], images.class_names)
 
 
 class Marked(NamedTuple):

@@ -21,7 +21,7 @@ from fedprism.runtime import devices
 from fedprism.solvers.windows import interpolated_midpoint, softened_midpoint
 from fedprism_papers.shared.base import Settings
 from fedprism_papers.shared.cells import Attacked, AttackTrial
-from fedprism_papers.shared.measuring import ANSWERED, PSNR, SHOWN_IMAGES, Scores
+from fedprism_papers.shared.measuring import ANSWERED, PSNR, SHOWN_IMAGES, Scores, samples_of
 from fedprism_papers.shared.victims import equal_parts
 
 CITATION = "Wang, Velipasalar, Gursoy, Maximum Knowledge Orthogonality Reconstruction, 2023"
@@ -133,11 +133,9 @@ class ChosenParameters(Attacked):
         counts = answer.diagnostics.get("counts")
         if counts:
             values[ALONE] = sum(count == 1 for count in counts) / len(truth.inputs)
-        recovered = torch.zeros_like(truth.tensor[:SHOWN_IMAGES])
-        for sample, image in zip(rows, ours, strict=True):
-            if sample < len(recovered):
-                recovered[sample] = image
-        return Scores(values, {"originals": truth.tensor[:SHOWN_IMAGES].clone(), "recovered": recovered})
+        recovered = torch.zeros_like(truth.tensor)
+        recovered[rows] = ours.to(recovered)
+        return Scores(values, {"originals": truth.tensor[:SHOWN_IMAGES], "recovered": recovered[:SHOWN_IMAGES]})
 
 
 @dataclass(frozen=True)
@@ -188,16 +186,13 @@ def assigned(answer: fp.Reconstruction, truth: fp.Truth) -> tuple[Tensor, Tensor
 
 def by_class(answer: fp.Reconstruction, truth: fp.Truth) -> tuple[Tensor, Tensor, list[int]]:
     """The same, but each answer only with images of its own class: it says for which class it is."""
-    assert answer.inputs is not None
     assert answer.labels is not None
     ours, theirs, rows = [truth.tensor[:0]], [truth.tensor[:0]], list[int]()
     for label in sorted(set(answer.labels.tolist())):
         members = (truth.labels == label).nonzero().flatten()
-        part = replace(
-            truth, inputs=truth.inputs[members], labels=truth.labels[members], owners=("client",) * len(members)
-        )
         if len(members):
-            image, original, chosen = assigned(replace(answer, inputs=answer.inputs[answer.labels == label]), part)
+            of_class = replace(answer, inputs=answer.tensor[answer.labels == label])
+            image, original, chosen = assigned(of_class, samples_of(truth, members.tolist()))
             ours.append(image)
             theirs.append(original)
             rows += members[chosen].tolist()
@@ -233,12 +228,8 @@ def poolless(victim: Victim, settings: Settings) -> Victim:
     classes, colours = victim.images.classes, victim.images.images.shape[1]
     with seeded_layers(generator(settings.seed, "no pools")):
         model = nn.Sequential(
-            *(
-                nn.Conv2d(colours, colours, 3, padding=1),
-                nn.ReLU(),
-                nn.Conv2d(colours, colours, 3, padding=1),
-                nn.ReLU(),
-            ),
+            *(nn.Conv2d(colours, colours, 3, padding=1), nn.ReLU()),
+            *(nn.Conv2d(colours, colours, 3, padding=1), nn.ReLU()),
             *(nn.Flatten(), nn.Linear(colours * victim.side**2, classes)),
         )
     return replace(victim, model=model, note=POOLLESS_NOTE)

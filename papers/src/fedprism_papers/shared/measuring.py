@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,6 +53,12 @@ def score_images(answer: fp.Reconstruction, truth: fp.Truth, settings: Settings)
     if distances is not None:
         values[LPIPS] = float(distances.mean())
     return Scores(values, {"originals": matched.truth[:SHOWN_IMAGES], "recovered": matched.recovered[:SHOWN_IMAGES]})
+
+
+def samples_of(truth: fp.Truth, rows: list[int]) -> fp.Truth:
+    """These private samples, in this order."""
+    owners = tuple(truth.owners[row] for row in rows)
+    return replace(truth, inputs=truth.tensor[rows], labels=truth.labels[rows], owners=owners)
 
 
 def lpips_distances(recovered: Tensor, originals: Tensor, settings: Settings) -> Tensor | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, SupportsIndex, TypeAlias
@@ -237,6 +237,11 @@ def _everything(images: fp.data.ImageSet) -> fp.Batch:
     return images.batch(torch.arange(len(images)))
 
 
+def part(images: fp.data.ImageSet, chosen: Tensor) -> fp.data.ImageSet:
+    """Some of the images: `chosen` are their numbers, or a mask."""
+    return replace(images, images=images.images[chosen], labels=images.labels[chosen])
+
+
 def _held_out(images: fp.data.ImageSet, count: int) -> tuple[fp.data.ImageSet, fp.data.ImageSet]:
     """All images but the last `count` of each class, and those."""
     by_class = torch.argsort(images.labels, stable=True)
@@ -244,11 +249,7 @@ def _held_out(images: fp.data.ImageSet, count: int) -> tuple[fp.data.ImageSet, f
     left = torch.searchsorted(ordered, ordered, right=True) - torch.arange(len(ordered))  # of the class, from here on
     last = torch.zeros(len(images), dtype=torch.bool)
     last[by_class[left <= count]] = True
-
-    def part(chosen: Tensor) -> fp.data.ImageSet:
-        return fp.data.ImageSet(images.name, images.images[chosen], images.labels[chosen], images.class_names)
-
-    return part(~last), part(last)
+    return part(images, ~last), part(images, last)
 
 
 def _make_sparse(layers: nn.Sequential, inputs: Tensor) -> None:

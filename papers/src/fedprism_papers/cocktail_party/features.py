@@ -1,16 +1,20 @@
-"""Tables 2 and 5: images from VGG-16's gradient, or from FedAvg updates of its dense layers, by way of features."""
+"""Tables 2 and 5 and figure 7: features of VGG-16 from its gradient or from FedAvg updates, and images from them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import torch
+from torch import Tensor
+
 from fedprism.attacks import Attack
 from fedprism_papers.cocktail_party import methods as cpa
-from fedprism_papers.cocktail_party.gradients import COSINE, VictimBatches
+from fedprism_papers.cocktail_party.gradients import BINS, CLOSE, COSINE, COSINES, MEDIAN_COSINE, VictimBatches
 from fedprism_papers.cocktail_party.tables_1_3_and_4 import FEDAVG, TRAINING
-from fedprism_papers.shared.base import Announce, Recipe, Row, Settings
+from fedprism_papers.shared.base import Announce, Entry, Outcome, Recipe, Row, Settings
 from fedprism_papers.shared.cells import TableCell, attack_cells
 from fedprism_papers.shared.measuring import LPIPS, PSNR
+from fedprism_papers.shared.sheets import bar_chart, sparkline
 from fedprism_papers.shared.victims import CLIENT_IMAGES, cnn_photos, vgg16_imagenet
 
 BATCHES = {32: 5, 64: 5, 128: 5, 256: 3, 512: 1, 1024: 1}
@@ -90,4 +94,55 @@ TABLE_5 = Recipe(
     shown=(LPIPS, PSNR, COSINE),
     run=updates,
     notes=(TRAINING, "Clients train the dense layers only.", *NOTES),
+)
+
+# --- figure 7: how close features come to the true ones, by batch size and number of features -------------------------
+
+POOLS, QUICK_POOLS = (7, 4, 2, 1), (8, 4, 2)
+FEWER_SIZES = (32, 128)
+"""Batch sizes for networks with fewer features than published."""
+
+
+def figure_7(settings: Settings, announce: Announce) -> Iterator[Row]:
+    make, attacked = cnn_photos if settings.quick else vgg16_imagenet, list[VictimBatches]()
+    methods: dict[str, Attack] = {  # features only: no image is rendered
+        cpa.PUBLISHED: cpa.published(cpa.feature_objective(settings), images=0),
+        cpa.ICA: cpa.ours(exact=False, images=0),
+        cpa.OURS: cpa.ours(images=0),
+    }
+    for place, pool in enumerate(QUICK_POOLS if settings.quick else POOLS):
+        victim = make(settings, pool=pool)
+        for size in settings.sizes_or(FEWER_SIZES if place else SIZES, QUICK_SIZES[place > 0 :]):
+            if size < victim.features:  # as many images as features cannot be told apart
+                number = settings.batches_or(BATCHES.get(size, 1))
+                attacked.append(VictimBatches(victim=victim, size=size, batches=number))
+    cells = [TableCell(one, methods, f"{one.victim.features} features, {one.size} images") for one in attacked]
+    for one, (entries, notes) in zip(attacked, attack_cells(cells, settings, announce), strict=True):
+        victim, counts = one.victim, _counts(entries[cpa.OURS])
+        yield Row(
+            cell={"data": victim.name, "features": victim.features, "n": one.size, "batches": one.batches},
+            entries={**entries, "ours, from 0 to 1": f"[{sparkline(counts)}]"},
+            notes=(victim.note, cpa.effort(settings), *notes),
+            picture=bar_chart(counts),
+            caption=f"How many of ours have a cosine in each of {BINS} equal steps from 0 (left) to 1 (right).",
+        )
+
+
+def _counts(entry: Entry) -> Tensor:
+    counts = entry.details.get(COSINES) if isinstance(entry, Outcome) else None
+    return torch.tensor(counts) if isinstance(counts, list) else torch.zeros(BINS)
+
+
+FIG_7 = Recipe(
+    name="cpa-fig-7",
+    summary="Cocktail Party Attack, how close VGG-16's recovered features are, by batch size and number of features",
+    citation=f"{cpa.CITATION}, figure 7",
+    shown=(COSINE, MEDIAN_COSINE, CLOSE),
+    run=figure_7,
+    notes=(
+        cpa.FEATURES,
+        "The paper shows distributions without numbers: most cosines are near 1.",
+        "Fewer features: the output of the convolutions is averaged to smaller squares before the dense layers.",
+        cpa.TUNING,
+    ),
 )

@@ -1,11 +1,14 @@
-"""Tables 3 and 4: VGG-16 with parameters the server chose: CIFAR-100 and ImageNet, repeated classes, noise."""
+"""Tables 3 and 4 and the limits of MKOR: VGG-16 with parameters the server chose, on CIFAR-100 and ImageNet."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from torch import nn
 
 import fedprism as fp
 from fedprism.attacks import Attack, Disguise, Mkor, Reference
@@ -15,9 +18,8 @@ from fedprism_papers.shared.cells import attack_cell
 
 SIZES, QUICK_SIZES = (100,), (8,)
 BATCHES = 10
-CLIENT_IMAGES = 50
 NODES, QUICK_NODES = 40, 8
-HIDDEN = "inconspicuous, midpoint"
+HIDDEN = {"inconspicuous, midpoint": Mkor(reference=Reference.DUMP_CLASS, disguise=Disguise())}
 PAPER = ".98, .87, 33.85 dB, 24.14 dB"
 SSIMS = (
     "SSIM is the mean over all windows inside the image; that of torchmetrics, which the paper's code takes, counts "
@@ -25,7 +27,8 @@ SSIMS = (
 )
 PAPER_POOLLESS = "1.00, 1.00, 163.6 dB, 156.7 dB"
 IMAGENET = ("ImageNet", "photographs of ImageNet", 1000, 100)
-"""Name, what images there are, classes, and the most images of a client."""
+CIFAR100 = ("CIFAR-100", "images of CIFAR-100 enlarged to 224 pixels, at which they are scored", 100, 50)
+"""Name, what images there are, classes, and the most images of a client, which a GPU has the memory for."""
 IMAGENET_NODES = 4
 """As many nodes a class as VGG-16's first dense layer has room for with a thousand classes."""
 NOISE = 0.1
@@ -57,14 +60,11 @@ DETAIL = "On ImageNet's photographs, full of detail, 'smoothest' answers with ha
 PREDICTED = "predicted alone"
 
 
-def cifar100_vgg16(settings: Settings) -> server.Victim:
-    """CIFAR-100's test images enlarged to 224 pixels."""
-    about = "images of CIFAR-100 enlarged to 224 pixels, at which they are scored"
-    return vgg16("CIFAR-100", about, 100, CLIENT_IMAGES, settings)
-
-
-def vgg16(name: str, about: str, classes: int, client_images: int, settings: Settings) -> server.Victim:
-    """torchvision's VGG-16 on the test images of a data set."""
+def vgg16(data: tuple[str, str, int, int], settings: Settings) -> server.Victim:
+    """torchvision's VGG-16 on the test images of a data set; the small chain for a quick run."""
+    if settings.quick:
+        return server.small_chain(settings)
+    name, about, classes, client_images = data
     images = fp.data.load(name.replace("-", "").lower(), split="test", data_dir=settings.data_dir)
     model = fp.models.build("vgg16", classes=classes, dropout=0.0, seed=settings.seed)
     note = (
@@ -74,17 +74,11 @@ def vgg16(name: str, about: str, classes: int, client_images: int, settings: Set
     return server.Victim(name=name, model=model, images=images, side=224, note=note, client_images=client_images)
 
 
-def methods(settings: Settings) -> dict[str, Attack]:
-    return {
-        **server.decoders(QUICK_NODES if settings.quick else NODES, settings),
-        HIDDEN: Mkor(reference=Reference.DUMP_CLASS, disguise=Disguise()),
-    }
-
-
 def table_3(settings: Settings, announce: Announce) -> Iterator[Row]:
-    original = server.small_chain(settings) if settings.quick else cifar100_vgg16(settings)
+    original = vgg16(CIFAR100, settings)
+    nodes = QUICK_NODES if settings.quick else NODES
     networks: dict[str, tuple[server.Victim, dict[str, Attack], str]] = {
-        "chain" if settings.quick else "VGG-16": (original, methods(settings), PAPER),
+        "chain" if settings.quick else "VGG-16": (original, {**server.decoders(nodes, settings), **HIDDEN}, PAPER),
         server.POOLLESS: (server.poolless(original, settings), server.only_midpoint(), PAPER_POOLLESS),
     }
     for (network, (victim, attacks, paper)), size in product(networks.items(), settings.sizes_or(SIZES, QUICK_SIZES)):
@@ -102,7 +96,8 @@ def table_4(settings: Settings, announce: Announce) -> Iterator[Row]:
     for line in LINES:
         if (line.imagenet, line.poolless) not in victims:
             victims.clear()  # one network of this size at a time
-            victims[line.imagenet, line.poolless] = _victim(line, settings)
+            victim = vgg16(IMAGENET if line.imagenet else CIFAR100, settings)
+            victims[line.imagenet, line.poolless] = server.poolless(victim, settings) if line.poolless else victim
         victim = victims[line.imagenet, line.poolless]
         size = settings.sizes_or((victim.images.classes,), (8,))[0]
         cell = server.ChosenParameters(
@@ -121,12 +116,6 @@ def table_4(settings: Settings, announce: Announce) -> Iterator[Row]:
             },
             notes=(victim.note,),
         )
-
-
-def _victim(line: Line, settings: Settings) -> server.Victim:
-    make = partial(vgg16, *IMAGENET) if line.imagenet else cifar100_vgg16
-    victim = server.small_chain(settings) if settings.quick else make(settings=settings)
-    return server.poolless(victim, settings) if line.poolless else victim
 
 
 def _methods(line: Line, settings: Settings) -> dict[str, Attack]:
@@ -152,4 +141,77 @@ TABLE_4 = Recipe(
     shown=(*server.SHOWN, server.ALONE),
     run=table_4,
     notes=(RANDOM, DETAIL, server.LOSS, server.DECODERS, server.SCORED),
+)
+
+# --- limits: convolutions that shift, disguise, dropout, noise on either side, Soteria -------------------------------
+
+LIMITS_SIZE, QUICK_LIMITS_SIZE = 50, 6
+READINGS = {"dump class": Mkor(reference=Reference.DUMP_CLASS), "absent class": Mkor()}
+SOTERIA = (
+    "Soteria zeroes gradients of the last dense layer, which MKOR does not read; it is run on the small network alone, "
+    "because it differentiates every feature."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One setting: fields of the attack and of `ChosenParameters`, and dropout of the dense layers."""
+
+    attack: Mapping[str, Any] = field(default_factory=dict)
+    cell: Mapping[str, Any] = field(default_factory=dict)
+    dropout: float = 0.0
+
+
+CHANGES: dict[str, Change] = {
+    "as it is": Change(),
+    **{f"{layers} convolutions shift": Change(attack={"layers": layers}) for layers in (0, 1, 2)},
+    **{f"inconspicuous, noise {std}": Change(attack={"disguise": Disguise(noise=std)}) for std in (1e-3, 1e-2, 3e-2)},
+    "dropout 0.5, one path a class": Change(dropout=0.5, attack={"paths": 1}),
+    "dropout 0.5, parallel paths": Change(dropout=0.5),
+    **{f"gradient noise {noise}": Change(cell={"noise": noise}) for noise in (0.01, 0.1, 0.5)},
+    **{f"parameter noise {noise}": Change(cell={"parameter_noise": noise}) for noise in (1e-3, 1e-2, 1e-1)},
+    "Soteria, 0.8 removed": Change(cell={"scenario": {"defense": fp.defenses.Soteria(0.8)}}),
+}
+
+
+def limits(settings: Settings, announce: Announce) -> Iterator[Row]:
+    victim = vgg16(CIFAR100, settings)
+    for name, change in CHANGES.items():
+        if "scenario" in change.cell and not settings.quick:
+            continue
+        cell = server.ChosenParameters(
+            victim=_with_dropout(victim, change.dropout),
+            size=settings.sizes_or((LIMITS_SIZE,), (QUICK_LIMITS_SIZE,))[0],
+            batches=settings.batches_or(1),
+            **change.cell,
+        )
+        attacks: dict[str, Attack] = {reading: replace(attack, **change.attack) for reading, attack in READINGS.items()}
+        entries = attack_cell(cell, attacks, settings, announce, name).entries
+        yield Row(cell={"data": victim.name, "setting": name, "n": cell.size}, entries=entries, notes=(victim.note,))
+
+
+def _with_dropout(victim: server.Victim, dropout: float) -> server.Victim:
+    """The victim whose network drops that part of the outputs of every hidden dense layer."""
+    if not dropout:
+        return victim
+    model = copy.deepcopy(victim.model)
+    dropped = [module for module in model.modules() if isinstance(module, nn.Dropout)]
+    for module in dropped:
+        module.p = dropout
+    if not dropped:
+        layers = list(model.children())
+        dense = [number for number, layer in enumerate(layers) if isinstance(layer, nn.Linear)]
+        for number in reversed(dense[:-1]):
+            layers.insert(number + 2, nn.Dropout(dropout))  # behind the activation
+        model = nn.Sequential(*layers)
+    return replace(victim, model=model)
+
+
+LIMITS = Recipe(
+    name="mkor-limits",
+    summary="MKOR: fewer shifting layers, disguise, dropout, noise on gradient and parameters, Soteria",
+    citation=f"{server.CITATION}, sections 4.4 and 5",
+    shown=server.SHOWN,
+    run=limits,
+    notes=(SOTERIA, server.SCORED),
 )
