@@ -90,13 +90,16 @@ def _together(first: PlacedLayer, second: PlacedLayer) -> PlacedLayer:
 
 
 def _numbered(size: int) -> Tensor:
-    """Four samples: zeros, ones, and each entry's number as two digits between 0 and 1."""
-    numbers, base = torch.arange(size).double(), _base(size)
+    """Four samples: zeros, ones, and each entry's number, from 1 on, as two digits between 0 and 1.
+
+    No entry is number 0: that arrives where whole numbers, which have no digits in between, decide what is fed.
+    """
+    numbers, base = torch.arange(1, size + 1).double(), _base(size)
     return torch.stack([torch.zeros(size), torch.ones(size), numbers // base / base, numbers % base / base])
 
 
 def _base(size: int) -> int:
-    return math.isqrt(size) + 1
+    return math.isqrt(size + 1) + 1
 
 
 def _at_places(operation: Operation, data: Tensor) -> Tensor | None:
@@ -132,7 +135,7 @@ def _origin(fed: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor] | None:
     constant = (high == blank) & (low == blank) & (slope == 0)
     digits = torch.stack([high - blank, low - blank]) / slope.where(~constant, 1.0) * _base(size)
     whole = digits.round()
-    entries = (whole[0] * _base(size) + whole[1]).where(~constant, 0.0)
+    entries = (whole[0] * _base(size) + whole[1] - 1).where(~constant, 0.0)
     plain = ((digits - whole).abs() < DIGIT_ERROR).all(0) & (slope != 0) & (entries >= 0) & (entries < size)
     if not bool((plain | constant).all()) or bool(constant.all()):
         return None
