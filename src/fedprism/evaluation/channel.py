@@ -53,8 +53,8 @@ class Channel:
         """The updates that are seen, flat, in units of the noise; raw if there is none."""
         observation = self._observed(pixels)
         parts = [
-            torch.cat([tensor.flatten().double() for tensor in seen.update.values()]) / deviation
-            for seen, deviation in zip(observation.rounds, self.deviations, strict=True)
+            torch.cat([tensor.flatten().double() for tensor in observed.update.values()]) / deviation
+            for observed, deviation in zip(observation.rounds, self.deviations, strict=True)
         ]
         return torch.cat([*parts, *_unnoised(observation)])
 
@@ -214,8 +214,8 @@ class _Early(Defense):
 
 
 def _unnoised(observation: Observation) -> list[Tensor]:
-    """What depends on samples and is seen beside the updates, without noise: statistics of batch norm."""
+    """What depends on samples and is observed beside the updates, without noise: statistics of batch norm."""
     exact = observation.knowledge.batchnorm_exact or ()
     beside = [exact] if isinstance(exact, Mapping) else list(exact)
-    beside += [seen.buffers_after for seen in observation.rounds if seen.buffers_after is not None]
+    beside += [observed.buffers_after for observed in observation.rounds if observed.buffers_after is not None]
     return [UNNOISED * tensor.flatten().double() for tensors in beside for tensor in tensors.values()]
