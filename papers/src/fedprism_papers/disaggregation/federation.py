@@ -164,7 +164,7 @@ def score_users(answer: fp.Reconstruction, truth: fp.Truth, settings: Settings, 
     for name in (f"client-{user}" for user in range(users)):
         rows = [row for row, owner in enumerate(answer.owners or ()) if owner == name]
         samples = [row for row, owner in enumerate(truth.owners) if owner == name]
-        inputs = answer.tensor[rows] if answer.tensor is not None else None
+        inputs = answer.tensor[rows] if answer.inputs is not None else None
         private = dataclasses.replace(
             truth, inputs=truth.tensor[samples], labels=truth.labels[samples], owners=(name,) * len(samples)
         )
