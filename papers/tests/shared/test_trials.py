@@ -13,7 +13,7 @@ import torch
 from fedprism.errors import BadInput, FedprismError
 from fedprism.experiments import Outcome as TrialOutcome
 from fedprism_papers import Recipe, Row, Settings
-from fedprism_papers.shared import report
+from fedprism_papers.shared import report, trials
 from fedprism_papers.shared.base import Announce
 from fedprism_papers.shared.trials import RecipeTrial, finish, finished
 
@@ -24,6 +24,8 @@ class Counted(RecipeTrial):
 
     number: int
     traces: Path
+    raised_in: str = trials.__file__
+    """The file that a number below zero seems to be refused in."""
 
     @property
     def title(self) -> str:
@@ -31,7 +33,7 @@ class Counted(RecipeTrial):
 
     def run(self, device: str | None) -> TrialOutcome:
         if self.number < 0:
-            raise ValueError("a number below zero")
+            exec(compile('raise ValueError("a number below zero")', self.raised_in, "exec"))
         with (self.traces / str(self.number)).open("a") as file:
             file.write("asked\n")
         noise = torch.full((2,), self.settings.seed + 0.5).double()
@@ -51,15 +53,15 @@ def test_every_trial_is_run_and_only_once(workers: int | None, tmp_path: Path) -
     traces, said = tmp_path / "traces", list[str]()
     traces.mkdir()
     settings = Settings(seed=7, workers=workers, finished=tmp_path / "finished")
-    trials = counted((3, 1, 2), traces, settings)
-    first = {result.trial: result for result in finished(trials, settings, said.append)}
+    three = counted((3, 1, 2), traces, settings)
+    first = {result.trial: result for result in finished(three, settings, said.append)}
     assert {trial: result.outcome.values["square"] for trial, result in first.items()} == dict(
-        zip(trials, (9, 1, 4), strict=True)
+        zip(three, (9, 1, 4), strict=True)
     )
     assert {result.outcome.values["infinite"] for result in first.values()} == {float("inf")}
     assert all(torch.equal(result.tensors["noise"], torch.full((2,), 7.5).double()) for result in first.values())
     assert any("number 2" in words for words in said)
-    again = {result.trial: result for result in finished(trials, settings, said.append)}
+    again = {result.trial: result for result in finished(three, settings, said.append)}
     assert {trial: result.outcome for trial, result in again.items()} == {
         trial: result.outcome for trial, result in first.items()
     }
@@ -68,11 +70,22 @@ def test_every_trial_is_run_and_only_once(workers: int | None, tmp_path: Path) -
     assert finish(other, said.append).tensors["noise"][0] == 8.5, "nor is it taken for that of other settings"
 
 
-def test_an_error_that_nobody_expected_names_its_trial_or_ends_the_run(tmp_path: Path) -> None:
-    for workers, error in ((2, FedprismError), (None, ValueError)):
-        settings = Settings(workers=workers)
-        with pytest.raises(error, match="a number below zero"):
-            list(finished(counted((-1,), tmp_path, settings), settings, lambda doing: None))
+@pytest.mark.parametrize(
+    ("workers", "raised_in", "error", "words"),
+    [
+        (2, trials.__file__, FedprismError, "number -1: .*a number below zero"),
+        (None, trials.__file__, ValueError, "^a number below zero"),
+        (None, "my_model.py", FedprismError, "number -1: your model, .*a number below zero, in my_model.py, line 1"),
+    ],
+    ids=["in a process", "in this process", "in a user's file"],
+)
+def test_an_error_that_nobody_expected_names_its_trial_or_ends_the_run(
+    workers: int | None, raised_in: str, error: type[Exception], words: str, tmp_path: Path
+) -> None:
+    settings = Settings(workers=workers)
+    (trial,) = counted((-1,), tmp_path, settings)
+    with pytest.raises(error, match=words):
+        list(finished([replace(trial, raised_in=raised_in)], settings, lambda doing: None))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,8 +147,8 @@ class Large(Counted):
 )
 def test_what_has_no_room_beside_others_is_run_alone(error: Exception, tmp_path: Path) -> None:
     settings = Settings(workers=2)
-    trials = [Large(number=2, traces=tmp_path, settings=settings, error=error), *counted((1,), tmp_path, settings)]
-    results = list(finished(trials, settings, lambda doing: None))
+    both = [Large(number=2, traces=tmp_path, settings=settings, error=error), *counted((1,), tmp_path, settings)]
+    results = list(finished(both, settings, lambda doing: None))
     assert [result.trial.number for result in results] == [1, 2]
     assert results[1].outcome.values["alone"] is True
 

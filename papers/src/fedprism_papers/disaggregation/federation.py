@@ -164,7 +164,7 @@ def score_users(answer: fp.Reconstruction, truth: fp.Truth, settings: Settings, 
     for name in (f"client-{user}" for user in range(users)):
         rows = [row for row, owner in enumerate(answer.owners or ()) if owner == name]
         samples = [row for row, owner in enumerate(truth.owners) if owner == name]
-        inputs = answer.tensor[rows] if answer.tensor is not None else None
+        inputs = answer.tensor[rows] if answer.inputs is not None else None
         one = dataclasses.replace(answer, inputs=inputs, labels=None)
         scores.append(score_images(one, samples_of(truth, samples), settings))
     values = by_metric([user.values or {OVER_40_DB: 0.0, ANSWERED: 0.0} for user in scores])
