@@ -76,10 +76,7 @@ DATA = (
 
 
 def cases(settings: Settings) -> Iterator[Case]:
-    """The dense layer, its control with more and shorter steps, the maps of LeNets, and what the paper leaves out.
-
-    All of it with the paper's steps an iteration before any of it with fewer.
-    """
+    """All cases with the paper's steps an iteration before any of them with fewer."""
     iterations = settings.iterations_or(PUBLISHED.iterations, QUICK_ITERATIONS)
     for steps in QUICK_STEPS if settings.quick else STEPS:
         effort, control = replace(PUBLISHED, iterations=iterations, inner=steps), replace(CONTROL, inner=steps)
