@@ -23,6 +23,7 @@ from fedprism.errors import BadInput
 from fedprism.pixels import Normalization, to_inputs
 from fedprism.randomness import generator, seeded_layers
 from fedprism.runtime import devices
+from fedprism.utility import Augmentation
 from fedprism_papers.shared import training
 from fedprism_papers.shared.base import Settings
 
@@ -202,7 +203,7 @@ def _trained_fc2(
     name: str,
     train: fp.data.ImageSet,
     attacked: fp.data.ImageSet,
-    augment: training.Augmentation,
+    augment: Augmentation,
     normalization: Normalization,
     *,
     epochs: int = training.EPOCHS,
