@@ -86,11 +86,7 @@ class Net:
 
 @dataclass(frozen=True)
 class Case:
-    """One line of the study, or one for each of `sizes`.
-
-    ratio: images a unit of the first layer, instead of sizes. clients: how many hold equal parts of the images; the
-    server sees the mean of their updates. quick: whether a quick run has it too.
-    """
+    """One line of the study, or one for each of `sizes`."""
 
     axis: str
     strength: str
@@ -98,8 +94,10 @@ class Case:
     net: Net = Net()
     protocol: Protocol = field(default_factory=fp.FedSGD)
     clients: int = 1
+    """How many hold equal parts of the images; the server sees the mean of their updates."""
     sizes: tuple[int, ...] = SIZES
     ratio: float | None = None
+    """Images a unit of the first layer, instead of `sizes`."""
     quick: bool = False
 
     def batch_sizes(self, settings: Settings) -> tuple[int, ...]:

@@ -15,11 +15,8 @@ from fedprism.attacks import Attack, CocktailParty, GradientMatching, Labels
 from fedprism.runtime import devices
 from fedprism.runtime.cuda_graphs import Engine
 from fedprism.solvers import Adam, FeatureInversion, TotalVariation
-from fedprism_papers.cocktail_party.published_objective import (
-    CocktailObjective,
-    embedding_objective,
-    published_inversion,
-)
+from fedprism_papers.cocktail_party import published_objective as paper
+from fedprism_papers.cocktail_party.published_objective import CocktailObjective
 from fedprism_papers.shared.base import Entry, Row, Settings
 from fedprism_papers.shared.cells import Outcomes
 from fedprism_papers.shared.victims import Victim
@@ -90,7 +87,9 @@ def objective(settings: Settings, **changes: float) -> CocktailObjective:
 
 def feature_objective(settings: Settings) -> CocktailObjective:
     """The published objective for the features of convolutional networks."""
-    return dataclasses.replace(embedding_objective(), iterations=settings.iterations_or(ITERATIONS, QUICK_ITERATIONS))
+    return dataclasses.replace(
+        paper.embedding_objective(), iterations=settings.iterations_or(ITERATIONS, QUICK_ITERATIONS)
+    )
 
 
 def ours(**changes: Any) -> CocktailParty:
@@ -120,7 +119,7 @@ def on_features(settings: Settings) -> dict[str, Attack]:
     smooth = FeatureInversion() if settings.quick else FeatureInversion(total_variation=DEEP_SMOOTHNESS)
     rendering, as_published = (
         dataclasses.replace(inversion, iterations=min(iterations, RENDERING), bfloat16=on_gpu)
-        for inversion in (smooth, published_inversion())
+        for inversion in (smooth, paper.published_inversion())
     )
     matching = dataclasses.replace(
         gradient_matching(settings), iterations=min(iterations, DEEP_BASELINE), engine=Engine(tf32=True)

@@ -70,11 +70,7 @@ def separate(
     *,
     progress: Progress | None = None,
 ) -> Tensor:
-    """Rows (n, n) such that rows @ coordinates are the estimated sources, up to order, sign and scale.
-
-    coordinates (n, d): as many mixtures as there are sources. image_shape (..., height, width) with product d: what
-    total variation needs. The optimisation starts at the principal components.
-    """
+    """Rows (n, n) such that rows @ coordinates (n, d) are the estimated sources, up to order, sign and scale."""
     problem, device = _problem(objective, coordinates, image_shape), coordinates.device
     weights = torch.eye(len(coordinates), device=device).requires_grad_()
     weights.grad = turn = torch.zeros_like(weights)

@@ -48,10 +48,7 @@ def by_noise(users: int, quick: bool) -> Iterator[Line]:
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One figure of the paper. `methods`: the columns, and whether the sizes of the cohorts are known in each.
-
-    A curve for each value of the column `curve`, along the column `along`.
-    """
+    """One figure of the paper: a curve for each value of the column `curve`, along the column `along`."""
 
     number: int
     summary: str
@@ -62,6 +59,7 @@ class Figure:
     users: tuple[int, ...] = (100,)
     quick_users: tuple[int, ...] = (40,)
     methods: Mapping[str, bool]
+    """The columns, and whether the sizes of the cohorts are known in each."""
     trials: int = planted.TRIALS
     shown: tuple[str, ...] = (planted.EXACT, planted.COLUMNS, planted.CERTIFIED, planted.WRONG)
 

@@ -108,10 +108,7 @@ def observe(
     epoch: int = 0,
     only: int | None = None,
 ) -> inversion.Answers:
-    """What comes back of one epoch's gradients: the images, or their encodings, batch by batch or of one batch only.
-
-    Of MixUp, the adaptive attacker has the images out of all epochs' gradients.
-    """
+    """What comes back of one epoch: images or their encodings; to the adaptive attacker on MixUp of all epochs."""
     if adaptive and told_all(case):
         return _at_once(case, model, data, images, size, settings)
     if case.mixing is not None:

@@ -64,10 +64,7 @@ LPIPS_NOTE = (
 
 
 class Data(NamedTuple):
-    """`train` and `test` are what networks are fed; `attacked` are the first five training images of each class.
-
-    epochs, batch_size: of a training to the end. attacked_epochs, attacked_rate: of the network that is attacked.
-    """
+    """What networks are fed, how they are trained, and the images that are attacked, the first five of each class."""
 
     name: str
     train: fp.Batch
@@ -232,10 +229,7 @@ def scored(
     method: Attack | None = None,
     further: Mapping[str, float] | None = None,
 ) -> Outcome:
-    """Average, best and standard deviation over all images. Each answer is matched with the images it is of.
-
-    Without a `method` no pictures are kept.
-    """
+    """Average, best and standard deviation over all images; without a `method` no pictures are kept."""
     sizes = [0 if answer.inputs is None else len(answer.inputs) for answer in answers.parts]
     matches = [
         fp.match(answer, _truth(batch, normalization))

@@ -13,20 +13,10 @@ from statistics import fmean
 from fedprism import utility
 from fedprism.defenses import InstaHide, MixUp
 from fedprism_papers.gradattack import inversion
+from fedprism_papers.gradattack import table_2_trials as trials
 from fedprism_papers.gradattack.attackers import ENCODED, PAPER_ENCODED, QUICK_ENCODED, QUICK_ITERATIONS, Case, leaked
 from fedprism_papers.gradattack.cost import attack_cost
-from fedprism_papers.gradattack.table_2_trials import (
-    ADAPTIVE,
-    NAIVE,
-    QUICK_SEEDS,
-    SEEDS,
-    answers_of,
-    attacked_images,
-    attackers,
-    time_factor,
-    trainings,
-    trials_of,
-)
+from fedprism_papers.gradattack.table_2_trials import ADAPTIVE, NAIVE, QUICK_SEEDS, SEEDS
 from fedprism_papers.shared.base import Announce, Entry, Outcome, Recipe, Row, Settings
 from fedprism_papers.shared.charts import line_chart
 from fedprism_papers.shared.measuring import LPIPS, PSNR
@@ -83,21 +73,22 @@ COST = (
 def run(settings: Settings, announce: Announce) -> Iterator[Row]:
     data, sizes = inversion.data_of(settings), settings.sizes_or(SIZES, QUICK_SIZES)
     left = [(case, size) for case in CASES for size in sizes]
-    data.first(max(attacked_images(case, size, settings) for case, size in left))  # too few: before hours of work
+    # Too few of them end the run before hours of work.
+    data.first(max(trials.attacked_images(case, size, settings) for case, size in left))
     announce("timing steps under each defense")  # alone, before others use the machine
-    factors = {case: time_factor(case, data, settings) for case in CASES}
-    trials = dict.fromkeys(trial for case, size in left for trial in trials_of(case, size, settings))
+    factors = {case: trials.time_factor(case, data, settings) for case in CASES}
+    everything = dict.fromkeys(trial for case, size in left for trial in trials.trials_of(case, size, settings))
     results: dict[RecipeTrial, Finished[RecipeTrial]] = {}
-    for result in finished(trials, settings, announce):
+    for result in finished(everything, settings, announce):
         results[result.trial] = result
-        while left and all(needed in results for needed in trials_of(*left[0], settings)):
+        while left and all(needed in results for needed in trials.trials_of(*left[0], settings)):
             case, size = left.pop(0)
             # Drops are from the first case, which is there: rows come in their order.
             defended, undefended = (
-                [float(results[trial].outcome.values["accuracy"]) for trial in trainings(each, settings)]
+                [float(results[trial].outcome.values["accuracy"]) for trial in trials.trainings(each, settings)]
                 for each in (case, CASES[0])
             )
-            answers = {name: answers_of(case, size, name, results, settings) for name in attackers(case)}
+            answers = {name: trials.answers_of(case, size, name, results, settings) for name in trials.attackers(case)}
             entries = leakage(case, size, answers, data, settings)
             yield row(
                 case, size, {**prices(case, defended, undefended, factors[case], settings), **entries}, data, settings
@@ -108,7 +99,7 @@ def leakage(
     case: Case, size: int, answers: Mapping[str, Sequence[inversion.Answers]], data: inversion.Data, settings: Settings
 ) -> dict[str, Entry]:
     """The row's scores: of each attacker, and of images that nobody attacked."""
-    images = data.first(attacked_images(case, size, settings))
+    images = data.first(trials.attacked_images(case, size, settings))
     entries: dict[str, Entry] = {NAIVE: None, ADAPTIVE: None}
     for name, by_epoch in answers.items():
         entries[name] = leaked(case, by_epoch, images, data, settings, adaptive=name == ADAPTIVE)

@@ -37,10 +37,7 @@ PRICE = (
 
 @dataclass(frozen=True)
 class TenClients(Defense):
-    """Batches of equal labels of clients who hold every tenth sample, as one batch.
-
-    The mean of their gradients is its gradient, as long as nothing but the loss changes them, at a tenth of the time.
-    """
+    """Batches of equal labels of clients who hold every tenth sample, as one batch: its gradient is their mean."""
 
     size: int
 
@@ -71,11 +68,7 @@ class Training:
         )
 
     def network(self, images: fp.data.ImageSet, seed: int) -> nn.Module:
-        """PyTorch's weights for outputs, the paper's for what is before them.
-
-        The sigmoids of a LeNet do not learn from PyTorch's weights. With the paper's the outputs start at about ±4,
-        and the first steps along a squared error of that size drive every sigmoid to where it hardly reacts.
-        """
+        """PyTorch's weights for outputs, from which they start small; the paper's before, from which sigmoids learn."""
         rng = generator(seed, "uniform weights", self.width)
         outputs = network(images, self.width, rng, ORDINARY)
         if self.width is None:
@@ -107,10 +100,7 @@ def prices(
 
 
 def best_rate(training: Training, settings: Settings, announce: Announce) -> float:
-    """On images held back, with random labels: the best rate of the first seed with which the other seeds learn too.
-
-    The largest rate that one network stands may be too large for the next. Where no rate suits all, the first seed's.
-    """
+    """On images held back: the best rate of the first seed with which all seeds learn, or else its best."""
     rates, seeds = (QUICK_RATES, QUICK_SEEDS) if settings.quick else (RATES, SEEDS)
     tried = replace(training, labels=RANDOM)
 

@@ -49,10 +49,7 @@ def _setting(row: Row) -> tuple[object, ...]:
 
 
 def recovery_maps(rows: Sequence[Row]) -> list[Drawing]:
-    """Figure 7: LeNets, channels across and batch sizes upwards, by what the paper decides such data by and the other.
-
-    Digits are decided by AVD, faces by MSE.
-    """
+    """Figure 7: LeNets, channels across and batch sizes upwards; the paper decides digits by AVD and faces by MSE."""
     drawn = list[Drawing]()
     lenets = [row for row in rows if row.cell["network"] == "lenet"]
     for data in dict.fromkeys(str(row.cell["data"]) for row in lenets):

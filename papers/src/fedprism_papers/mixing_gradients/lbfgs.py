@@ -35,9 +35,8 @@ LEAST_CURVATURE = 1e-10
 class BatchedLBFGS:
     """Where every trial stands, and its best point so far.
 
-    point, gradient, best: (trials, size); value, best_value: (trials,). Steps have length `lr` along the quasi-Newton
-    direction; the first one is shortened as in torch.optim.LBFGS. `active` (trials,) are those that still move: a trial
-    stops for good once its objective is below `tolerance` (`reached`) or not finite (`strayed`).
+    point, gradient, best: (trials, size); value, best_value: (trials,). A trial stops for good once its objective is
+    below `tolerance` (`reached`) or not finite (`strayed`).
     """
 
     def __init__(

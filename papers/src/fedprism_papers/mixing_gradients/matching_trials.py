@@ -57,11 +57,10 @@ def match_trials(
     *,
     label_start: Tensor | None = None,
 ) -> Trials:
-    """`match_gradients` for every trial: all tensors have a leading dimension of trials.
+    """`match_gradients` for every trial; `search`, whose optimizer is L-BFGS, is about a single one.
 
     start (trials, batch, *input_shape), label_start (trials, batch, classes); target: (trials, *shape) a parameter, and
-    so is what gradients_of(inputs, label_logits) returns, differentiably. What `search`, whose optimizer is L-BFGS,
-    says of distance, priors and box is about a single trial.
+    so is what gradients_of(inputs, label_logits) returns, differentiably.
     """
     pixels = math.prod(start.shape[1:])
     flat = start.flatten(1) if label_start is None else torch.cat([start.flatten(1), label_start.flatten(1)], dim=1)

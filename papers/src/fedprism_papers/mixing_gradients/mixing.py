@@ -20,28 +20,11 @@ from typing import Any
 from torch import Tensor
 
 from fedprism.metrics import THRESHOLD_STRICT
+from fedprism_papers.mixing_gradients import trials
 from fedprism_papers.mixing_gradients.accuracy import PRICE, prices
 from fedprism_papers.mixing_gradients.direct import LOSSES, RANDOM
 from fedprism_papers.mixing_gradients.figures import figure
-from fedprism_papers.mixing_gradients.trials import (
-    BEATS_BLANK,
-    CLOSE_PIXELS,
-    CRITERIA,
-    DIGITS,
-    FACES,
-    KINDS,
-    LOOSE,
-    MEASURES,
-    MNIST,
-    ORDINARY,
-    SHOWN_TRIALS,
-    STRICT,
-    AttackedCase,
-    Case,
-    Effort,
-    loss_name,
-    recovered,
-)
+from fedprism_papers.mixing_gradients.trials import BEATS_BLANK, CLOSE_PIXELS, FACES, LOOSE, MNIST, STRICT, Case
 from fedprism_papers.shared.base import Announce, Entry, Outcome, Recipe, Row, Settings
 from fedprism_papers.shared.sheets import contact_sheet
 from fedprism_papers.shared.trials import Finished, finish
@@ -52,8 +35,8 @@ MAP_SIZES = (1, 2, 4, 8)
 TRIALS, QUICK_TRIALS = 20, 2
 STEPS, QUICK_STEPS = (20, 1), (1,)
 """Quasi-Newton steps of an iteration: those of a call of PyTorch's optimiser, as published, come first."""
-PUBLISHED = Effort(iterations=550, lr=0.05)
-CONTROL = Effort(iterations=1200, lr=0.025)
+PUBLISHED = trials.Effort(iterations=550, lr=0.05)
+CONTROL = trials.Effort(iterations=1200, lr=0.025)
 CONTROLLED_WIDTH = 12
 QUICK_ITERATIONS = 40
 BLANK = "a blank image"
@@ -76,10 +59,7 @@ DATA = (
 
 
 def cases(settings: Settings) -> Iterator[Case]:
-    """The dense layer, its control with more and shorter steps, the maps of LeNets, and what the paper leaves out.
-
-    All of it with the paper's steps an iteration before any of it with fewer.
-    """
+    """All cases with the paper's steps an iteration before any of them with fewer."""
     iterations = settings.iterations_or(PUBLISHED.iterations, QUICK_ITERATIONS)
     for steps in QUICK_STEPS if settings.quick else STEPS:
         effort, control = replace(PUBLISHED, iterations=iterations, inner=steps), replace(CONTROL, inner=steps)
@@ -90,23 +70,23 @@ def cases(settings: Settings) -> Iterator[Case]:
                 yield from _control(settings, control)
 
 
-def _published(settings: Settings, effort: Effort) -> Iterator[Case]:
+def _published(settings: Settings, effort: trials.Effort) -> Iterator[Case]:
     sizes, few = settings.sizes_or(SIZES, QUICK_SIZES), settings.sizes_or(MAP_SIZES, QUICK_SIZES[:1])
     for size, loss in product(sizes, LOSSES.values()):
-        yield Case(data=DIGITS if settings.quick else MNIST, width=None, loss=loss, size=size, effort=effort)
-    data, widths = ((DIGITS,), QUICK_WIDTHS) if settings.quick else ((MNIST, FACES), WIDTHS)
+        yield Case(data=trials.DIGITS if settings.quick else MNIST, width=None, loss=loss, size=size, effort=effort)
+    data, widths = ((trials.DIGITS,), QUICK_WIDTHS) if settings.quick else ((MNIST, FACES), WIDTHS)
     for name, width, size, loss in product(data, widths, few, LOSSES.values()):
         yield Case(data=name, width=width, loss=loss, size=size, effort=effort)
 
 
-def _beyond(settings: Settings, effort: Effort) -> Iterator[Case]:
+def _beyond(settings: Settings, effort: trials.Effort) -> Iterator[Case]:
     """The dense layer on faces and at PyTorch's weights."""
     for size, loss in product(settings.sizes_or(SIZES, QUICK_SIZES), LOSSES.values()):
         yield Case(data=FACES, width=None, loss=loss, size=size, effort=effort)
-        yield Case(data=MNIST, width=None, loss=loss, size=size, effort=effort, weights=ORDINARY)
+        yield Case(data=MNIST, width=None, loss=loss, size=size, effort=effort, weights=trials.ORDINARY)
 
 
-def _control(settings: Settings, effort: Effort) -> Iterator[Case]:
+def _control(settings: Settings, effort: trials.Effort) -> Iterator[Case]:
     for size, loss in product(settings.sizes_or(SIZES, QUICK_SIZES), LOSSES.values()):
         yield Case(data=MNIST, width=None, loss=loss, size=size, effort=effort)
     for data, size, loss in product((MNIST, FACES), settings.sizes_or(MAP_SIZES, QUICK_SIZES), LOSSES.values()):
@@ -114,19 +94,19 @@ def _control(settings: Settings, effort: Effort) -> Iterator[Case]:
 
 
 def run(settings: Settings, announce: Announce) -> Iterator[Row]:
-    trials = settings.batches or (QUICK_TRIALS if settings.quick else TRIALS)
+    number = settings.batches or (QUICK_TRIALS if settings.quick else TRIALS)
     costs = dict[tuple[str, int | None, str], dict[str, dict[str, Entry]]]()
     for case in cases(settings):
         trained = (case.data, case.width, case.loss)
         if trained not in costs:
             costs[trained] = prices(*trained, settings, announce)
-        result = finish(AttackedCase(case=case, trials=trials, settings=settings), announce)
+        result = finish(trials.AttackedCase(case=case, trials=number, settings=settings), announce)
         yield from rows(case, result, costs[trained])
 
 
-def rows(case: Case, result: Finished[AttackedCase], prices: Mapping[str, Mapping[str, Entry]]) -> Iterator[Row]:
+def rows(case: Case, result: Finished[trials.AttackedCase], prices: Mapping[str, Mapping[str, Entry]]) -> Iterator[Row]:
     """A line for each kind of labels, with the accuracy where such networks were trained."""
-    for kind in (kind for kind in KINDS if kind in result.outcome.values):
+    for kind in (kind for kind in trials.KINDS if kind in result.outcome.values):
         by_attack = result.outcome.values[kind]
         entries: dict[str, Entry] = {name: outcome(scored) for name, scored in by_attack.items()}
         blank = next(iter(by_attack.values()))["blank"]
@@ -139,7 +119,7 @@ def rows(case: Case, result: Finished[AttackedCase], prices: Mapping[str, Mappin
                 "data": case.data,
                 "network": case.network,
                 "channels": case.width or "–",
-                "loss": loss_name(case.loss),
+                "loss": trials.loss_name(case.loss),
                 "labels": kind,
                 "batch": case.size,
                 "weights": case.weights,
@@ -153,13 +133,13 @@ def rows(case: Case, result: Finished[AttackedCase], prices: Mapping[str, Mappin
 
 def outcome(scored: Mapping[str, Any]) -> Outcome:
     """One value a trial, whether it was recovered, for every criterion; the distances are in the details."""
-    trials, rates = len(scored["avd"]), {name: recovered(scored, name) for name in CRITERIA}
+    rates = {name: trials.recovered(scored, name) for name in trials.CRITERIA}
     return Outcome(
         values={
             name: tuple(float(value < threshold) for value in scored[metric])
-            for name, (metric, threshold) in MEASURES.items()
+            for name, (metric, threshold) in trials.MEASURES.items()
         },
-        seconds=(scored["seconds"],) * trials,
+        seconds=(scored["seconds"],) * len(scored["avd"]),
         statuses=tuple(scored["statuses"]),
         settings=scored["settings"],
         details={
@@ -180,14 +160,14 @@ def _sorted_by_avd(by_attack: Mapping[str, Any], pictures: Mapping[str, Tensor])
         told = ", ".join(f"{scored['avd'][trial]:.2f} ({scored['mse of avd'][trial]:.3f})" for trial in order)
         words.append(f"{name}: {told}")
     picture, caption = contact_sheet(entries)
-    return picture, f"{caption} The first {SHOWN_TRIALS} trials by AVD (MSE). {'; '.join(words)}."
+    return picture, f"{caption} The first {trials.SHOWN_TRIALS} trials by AVD (MSE). {'; '.join(words)}."
 
 
 RECIPE = Recipe(
     name="mixing",
     summary="Losses and labels as defenses: recovery rates of three attacks on a dense layer and on LeNets, accuracy",
     citation="Eloul et al., Mixing Gradients Strategies, 2022, figures 4 to 8",
-    shown=CRITERIA,
+    shown=trials.CRITERIA,
     run=run,
     figure=figure,
     notes=(READING, ATTACKERS, PRICE, DATA),

@@ -22,7 +22,6 @@ from fedprism.attacks.gradient_matching.batchnorm import Pull
 from fedprism.attacks.gradient_matching.forward import Forward, input_box
 from fedprism.attacks.gradient_matching.labels import given_labels
 from fedprism.client.update import FedSGD, stacked_gradients
-from fedprism.defenses.base import Defense
 from fedprism.errors import NotApplicable
 from fedprism.runtime import memory, progress
 from fedprism.solvers.matching.gradients import LBFGS
@@ -131,27 +130,27 @@ class _Problem:
         return [gradients[name] for name in forward.names]
 
 
+def _require(holds: bool, words: str) -> None:
+    if not holds:
+        raise NotApplicable(f"side-by-side expects {words}; {ONE_BY_ONE}.")
+
+
 def _problem(attack: GradientMatching, parts: Sequence[Observation]) -> _Problem:
     if not parts:
         raise NotApplicable("side-by-side expects at least one update, found none; record a round first.")
-    sizes = {part.knowledge.batch_size for part in parts}
-    if len(sizes) > 1 or not isinstance(batch := sizes.pop(), int):
+    batch = parts[0].knowledge.batch_size
+    if not isinstance(batch, int) or any(part.knowledge.batch_size != batch for part in parts):
         raise NotApplicable(f"side-by-side expects updates of batches of one size, found several; {ONE_BY_ONE}.")
-    if attack.starts.restarts > 1:
-        raise NotApplicable(f"side-by-side expects an attack without restarts, found {attack!r}; {ONE_BY_ONE}.")
-    if not isinstance(attack.optimizer, LBFGS):
-        raise NotApplicable(f"side-by-side expects an attack with L-BFGS, found {attack!r}; {ONE_BY_ONE}.")
-    if attack.batchnorm.pull is not Pull.NONE:
-        raise NotApplicable(f"side-by-side expects an attack that pulls no statistics, found {attack!r}; {ONE_BY_ONE}.")
+    _require(attack.starts.restarts <= 1, f"an attack without restarts, found {attack!r}")
+    _require(isinstance(attack.optimizer, LBFGS), f"an attack with L-BFGS, found {attack!r}")
+    _require(attack.batchnorm.pull is Pull.NONE, f"an attack that pulls no statistics, found {attack!r}")
     forwards = [attack.forward(part, part.rounds[0])[0] for part in parts]
+    unchanged = "gradients that nothing but the loss has changed, found several local steps or a defense on batches or "
     for forward in forwards:
-        if not isinstance(forward.protocol, FedSGD) or not _changes_only_the_loss(forward.defense):
-            raise NotApplicable(
-                "side-by-side expects gradients that nothing but the loss has changed, found several local steps or a "
-                f"defense on batches or updates; {ONE_BY_ONE}."
-            )
-    if len({tuple((name, tensor.shape) for name, tensor in _sent(forward).items()) for forward in forwards}) > 1:
-        raise NotApplicable(f"side-by-side expects updates of the same parameters, found different ones; {ONE_BY_ONE}.")
+        changes = forward.defense.overrides("on_batch", "on_examples", "on_update")
+        _require(isinstance(forward.protocol, FedSGD) and not changes, f"{unchanged}updates")
+    shapes = {tuple((n, t.shape) for n, t in zip(f.names, f.target, strict=True)) for f in forwards}
+    _require(len(shapes) == 1, "updates of the same parameters, found different ones")
     given = [given_labels(attack.labels, part, part.rounds[0], batch) for part in parts]
     labels = [labels.fixed for labels in given if labels.fixed is not None]
     return _Problem(
@@ -165,14 +164,6 @@ def _problem(attack: GradientMatching, parts: Sequence[Observation]) -> _Problem
         input_shape=parts[0].knowledge.sample_shape,
         box=input_box(parts[0]),
     )
-
-
-def _sent(forward: Forward) -> dict[str, Tensor]:
-    return dict(zip(forward.names, forward.target, strict=True))
-
-
-def _changes_only_the_loss(defense: Defense) -> bool:
-    return not defense.overrides("on_batch", "on_examples", "on_update")
 
 
 def _joined(solved: Sequence[Trials]) -> Trials:

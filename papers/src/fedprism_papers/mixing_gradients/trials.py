@@ -177,14 +177,7 @@ def _observed(
 
 
 def score_trials(recovered: Tensor, sources: Tensor, starts: Tensor) -> dict[str, Tensor]:
-    """Of each trial the best image, by every measure: all (trials, batch, channels, height, width) -> (trials,) each.
-
-    As in the paper any recovered image may be compared with any private one. "avd" is the smallest distance once pixels
-    are cut to [0, 1], "uncut" that of what the optimiser ended with, "blank" what a blank image would get in place of
-    the former, "beats blank" the smallest distance that beats that of a blank image (infinite if none does), "mse" the
-    smallest mean squared error and "mse of avd" that of the pair of the smallest AVD, which "pictures" (trials, 2, ...)
-    shows, the original first.
-    """
+    """The best pair of any recovered and any private image, by every measure: (trials, batch, *image) -> (trials,)."""
     trials, size, *shape = recovered.shape
     uncut = recovered.unsqueeze(2).expand(-1, -1, size, *shape)
     theirs = sources.unsqueeze(1).expand_as(uncut)
@@ -198,9 +191,10 @@ def score_trials(recovered: Tensor, sources: Tensor, starts: Tensor) -> dict[str
     rows = torch.arange(trials)
     best = [images.view(trials, -1, *shape)[rows, where] for images in (pairs[1], pairs[0])]
     return {
-        "avd": least,
+        "avd": least,  # of pixels cut to [0, 1]
         "uncut": before.min(1).values,
         "blank": blank[rows, where],
+        # the smallest distance that beats that of a blank image, infinite if none does
         "beats blank": torch.where(distance < blank, distance, float("inf")).min(1).values,
         "mse": error.min(1).values,
         "mse of avd": error[rows, where],

@@ -82,10 +82,7 @@ class Victim:
 
 @dataclass(frozen=True, kw_only=True)
 class ChosenParameters(Attacked):
-    """Batches of a victim. `noise`: what is added to every entry of the update, see `noised`.
-
-    `parameter_noise`: what the server adds to the parameters that it sends, see `WithNoise`.
-    """
+    """Batches of a victim, and noise on every entry of the update (`noised`) and of what is sent (`WithNoise`)."""
 
     victim: Victim
     size: int
@@ -140,10 +137,7 @@ class ChosenParameters(Attacked):
 
 @dataclass(frozen=True)
 class WithNoise:
-    """A server that hides its choice of parameters under noise, as the paper's code can.
-
-    Its standard deviation is `noise` over the root of the number of inputs of a unit.
-    """
+    """A server that hides its choice of parameters under noise, over the root of the number of inputs of a unit."""
 
     server: Any
     noise: float

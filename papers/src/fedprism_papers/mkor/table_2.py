@@ -55,22 +55,16 @@ LABELS = (
 
 
 def lenets(settings: Settings) -> dict[str, server.Victim]:
-    images = fp.data.load("digits", size=SIDE) if settings.quick else _mnist(settings)
-    name = "digits" if settings.quick else "MNIST"
+    name, source = ("digits", {"size": SIDE}) if settings.quick else ("MNIST", {"split": "test"})
+    images = fp.data.load(name.lower(), data_dir=settings.data_dir, **source)
     options = {"activation": "sigmoid", "pool": "average", "padding": 2}
     original = fp.models.build("lenet5", input_shape=(1, SIDE, SIDE), classes=10, seed=settings.seed, **options)
     with seeded_layers(generator(settings.seed, "strides")):
         strides = nn.Sequential(
-            nn.Conv2d(1, 6, 5, stride=2, padding=2),
-            nn.Sigmoid(),
-            nn.Conv2d(6, 16, 5, stride=2, padding=2),
-            nn.Sigmoid(),
-            nn.Flatten(),
-            nn.Linear(16 * 49, 120),
-            nn.Sigmoid(),
-            nn.Linear(120, 84),
-            nn.Sigmoid(),
-            nn.Linear(84, 10),
+            *(nn.Conv2d(1, 6, 5, stride=2, padding=2), nn.Sigmoid()),
+            *(nn.Conv2d(6, 16, 5, stride=2, padding=2), nn.Sigmoid()),
+            *(nn.Flatten(), nn.Linear(16 * 49, 120), nn.Sigmoid()),
+            *(nn.Linear(120, 84), nn.Sigmoid(), nn.Linear(84, 10)),
         )
     note = (
         f"LeNet-5 with sigmoids, average pools and zero padding, parameters drawn as DLG's authors draw them; "
@@ -83,10 +77,6 @@ def lenets(settings: Settings) -> dict[str, server.Victim]:
         )
         for network, model in ((ORIGINAL, original), (STRIDES, strides))
     }
-
-
-def _mnist(settings: Settings) -> fp.data.ImageSet:
-    return fp.data.load("mnist", split="test", data_dir=settings.data_dir)
 
 
 def methods(settings: Settings) -> dict[str, Attack]:

@@ -18,23 +18,19 @@ Announce: TypeAlias = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How much effort a recipe spends, and where. None means: as the paper did, or as little as `quick` needs.
-
-    batches: how many batches a cell averages over. sizes: the batch sizes. iterations: the steps of every iterative
-    baseline. inverted: how many images a batch are rendered from their recovered features, for convolutional networks.
-    finished: where long recipes keep finished cells, so that a run that was stopped goes on. workers: how many trials
-    of a recipe run at a time, in processes of their own, where they are independent (`shared.trials`).
-    """
+    """How much effort a recipe spends; None means: as the paper did, or as little as `quick` needs."""
 
     quick: bool = False
     batches: int | None = None
     sizes: tuple[int, ...] | None = None
     iterations: int | None = None
     inverted: int | None = None
+    """How many images a batch are rendered from their features."""
     seed: int = 0
     data_dir: Path | None = None
     device: str | None = None
     finished: Path | None = None
+    """Where finished trials are kept, so that a run that was stopped goes on."""
     workers: int | None = None
 
     def __post_init__(self) -> None:
@@ -92,11 +88,7 @@ Entry: TypeAlias = "Outcome | float | str | None"
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One line of the table: `cell` says what was attacked, `entries` what the paper and each method have to say.
-
-    `notes` are sentences that the table needs to be read rightly; the same note is shown once. Below the table stands
-    `picture`, (3, height, width), with `caption`; without one, the pictures of all entries.
-    """
+    """One line of the table; without a `picture` (3, height, width), those of all entries stand below it."""
 
     cell: Mapping[str, str | int | float]
     entries: Mapping[str, Entry]
@@ -113,10 +105,7 @@ def curve(rows: Sequence[Row], along: str, column: str, value: Callable[[Outcome
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A table of a paper. `shown` are the metrics in its cells; `notes` say how the re-run differs from the paper.
-
-    `figure` draws the finished rows as an SVG picture.
-    """
+    """A table of a paper: `shown` are the metrics in its cells, `figure` draws the finished rows as an SVG picture."""
 
     name: str
     summary: str

@@ -59,10 +59,7 @@ def points(
     log_y: bool = False,
     joined: bool = False,
 ) -> Drawing:
-    """Points in the plane, one colour a series; `joined` by a line from left to right.
-
-    Logarithmic axes leave out what is not positive.
-    """
+    """Points in the plane, one colour a series; logarithmic axes leave out what is not positive."""
     right, bottom = LEFT + PLOT_WIDTH, TOP + PLOT_HEIGHT
     shown = [[(a, b) for a, b in each if (a > 0 or not log_x) and (b > 0 or not log_y)] for each in series.values()]
     across = _Axis([a for curve in shown for a, _ in curve], LEFT, right, log=log_x)
@@ -150,10 +147,7 @@ def _border(spot: tuple[int, int], placed: Mapping[tuple[int, int], float], left
 def histograms(
     title: str, panels: Mapping[str, Mapping[str, Sequence[float]]], *, ends: tuple[float, float], x: str, columns: int
 ) -> Drawing:
-    """Panels in rows of `columns`: a line a series through the fractions in equally wide classes between `ends`.
-
-    Series of all panels share their colours; each panel is as high as its largest fraction.
-    """
+    """Panels in rows, each as high as its largest value: fractions in equally wide classes between `ends`."""
     wide, tall, gap, aside = 190, 80, 52, 30
     series = list(dict.fromkeys(name for panel in panels.values() for name in panel))
     parts = [_text(LEFT, 18, title, bold=True)]

@@ -23,21 +23,16 @@ SHOWN_IMAGES = 8
 
 
 class Scores(NamedTuple):
-    """Of one batch: a mean for every metric, and tensors that are kept, such as "originals" and "recovered" images.
-
-    seconds: what was still left to do of the attack.
-    """
+    """A mean of a batch for every metric, and tensors that are kept, such as "originals" and "recovered"."""
 
     values: dict[str, float]
     tensors: dict[str, Tensor]
     seconds: float = 0.0
+    """What was still left to do of the attack."""
 
 
 def score_images(answer: fp.Reconstruction, truth: fp.Truth, settings: Settings) -> Scores:
-    """Means over the private images and the first few of them beside what came back.
-
-    LPIPS and PSNR are over the images that were given an answer; `over 40 dB` is out of all of them.
-    """
+    """Means over the images that were given an answer, and the first few; `over 40 dB` is out of all of them."""
     if answer.inputs is None or not len(answer.inputs):
         return Scores({}, {})
     matched = fp.match(answer, truth)

@@ -17,10 +17,7 @@ INK = (0.16, 0.33, 0.55)
 
 
 def contact_sheet(entries: Mapping[str, Entry]) -> tuple[Tensor | None, str]:
-    """A row of originals and, below it, a row for each method that shows what came back; the caption says which.
-
-    Originals are repeated where a method shows other images than the one above it.
-    """
+    """A row of originals and below it one for each method that shows the same ones; the caption says which."""
     rows: list[Tensor] = []
     names: list[str] = []
     shown: Tensor | None = None

@@ -10,8 +10,6 @@ again, and is enlarged without smoothing first.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -21,9 +19,7 @@ import fedprism as fp
 from fedprism.pixels import Normalization, to_inputs
 from fedprism.randomness import generator
 from fedprism.runtime import devices, progress
-
-Augmentation: TypeAlias = Callable[[Tensor, torch.Generator], Tensor]
-"""(images (batch, channels, height, width), rng) -> images of the same shape."""
+from fedprism.utility import Augmentation
 
 BATCH = 128
 EPOCHS = 20

@@ -91,11 +91,7 @@ def earlier_tensors(trial: RecipeTrial) -> Mapping[str, Tensor] | None:
 def finished(
     trials: Iterable[AnyTrial], settings: Settings, announce: Announce, *, allowed: bool = False
 ) -> Iterator[Finished[AnyTrial]]:
-    """Each trial with its outcome, as they are ready: in their order, unless several run at a time.
-
-    One at a time, the next trial is asked for when the last one is done. One that came to nothing ends the recipe, but
-    for those that do not apply or need too much memory if these are `allowed`.
-    """
+    """Each trial with its outcome, as they are ready; one that came to nothing ends the recipe, but if `allowed`."""
     with TemporaryDirectory() as scratch:
         store = ResultStore(settings.finished or Path(scratch), samples_needed=True)
         store.prepare()

@@ -23,6 +23,7 @@ from fedprism.errors import BadInput
 from fedprism.pixels import Normalization, to_inputs
 from fedprism.randomness import generator, seeded_layers
 from fedprism.runtime import devices
+from fedprism.utility import Augmentation
 from fedprism_papers.shared import training
 from fedprism_papers.shared.base import Settings
 
@@ -44,11 +45,7 @@ QUICK_ACTIVE = 0.15
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Victim:
-    """`images` are the ones to draw batches from. `client_images`: how many of them one client holds at most.
-
-    maker: (function, settings, further arguments) of a large victim, which is made anew in every process that works on
-    it, once, in place of being sent there.
-    """
+    """A network, the images to draw batches from, and how many one client holds at most."""
 
     name: str
     model: nn.Module
@@ -57,6 +54,7 @@ class Victim:
     note: str
     client_images: int | None = None
     maker: Maker | None = None
+    """Of a large victim, which is made anew, once, in every process that works on it."""
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         return super().__reduce_ex__(protocol) if self.maker is None else (_made, (self.maker,))
@@ -148,11 +146,7 @@ def fc2_photos(settings: Settings) -> Victim:
 
 
 def vgg16_imagenet(settings: Settings, *, pool: int = 7, frozen: bool = False) -> Victim:
-    """VGG-16 with ImageNet's convolutions, and dense layers that have not been trained.
-
-    `pool`: the side that the convolutions' output is averaged to, 7 as published. `frozen`: clients train the dense
-    layers only.
-    """
+    """VGG-16 with ImageNet's convolutions, averaged to `pool` x `pool` (7 as published), and untrained dense layers."""
     images = fp.data.load("imagenet", split="test", data_dir=settings.data_dir)
     model = fp.models.build("vgg16", classes=1000, dropout=0.0, seed=settings.seed)
     convolutions = model.get_submodule("features")
@@ -209,7 +203,7 @@ def _trained_fc2(
     name: str,
     train: fp.data.ImageSet,
     attacked: fp.data.ImageSet,
-    augment: training.Augmentation,
+    augment: Augmentation,
     normalization: Normalization,
     *,
     epochs: int = training.EPOCHS,
