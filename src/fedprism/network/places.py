@@ -70,8 +70,11 @@ def _together(first: PlacedLayer, second: PlacedLayer) -> PlacedLayer:
 
 
 def _numbered(size: int) -> Tensor:
-    """Four samples: zeros, ones, and each entry's number as two digits between 0 and 1."""
-    numbers, base = torch.arange(size).double(), _base(size)
+    """Four samples: zeros, ones, and each entry's number, from 1, as two digits between 0 and 1.
+
+    Entries of whole numbers lose both digits: what is made of them, such as a row of a table, then has no number.
+    """
+    numbers, base = torch.arange(1, size + 1).double(), _base(size)
     return torch.stack([torch.zeros(size), torch.ones(size), numbers // base / base, numbers % base / base])
 
 
@@ -124,7 +127,7 @@ def _origin(fed: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor] | None:
     constant = (high == blank) & (low == blank) & (slope == 0)
     digits = torch.stack([high - blank, low - blank]) / slope.where(~constant, 1.0) * _base(size)
     whole = digits.round()
-    entries = (whole[0] * _base(size) + whole[1]).where(~constant, 0.0)
+    entries = (whole[0] * _base(size) + whole[1] - 1).where(~constant, 0.0)
     plain = ((digits - whole).abs() < DIGIT_ERROR).all(0) & (slope != 0) & (entries >= 0) & (entries < size)
     if not bool((plain | constant).all()) or bool(constant.all()):
         return None
