@@ -123,7 +123,9 @@ class RowSpaceInversion(UpdateAttack):
         for number in range(self.starts):
             progress.report(number, self.starts)
             start = (_plausible(observation, size, rng) - space.origin) @ torch.linalg.pinv(space.directions)
-            solution = least_squares(misfit, start.flatten().numpy(), jac="3-point", max_nfev=self.steps, xtol=PRECISION)
+            solution = least_squares(
+                misfit, start.flatten().numpy(), jac="3-point", max_nfev=self.steps, xtol=PRECISION
+            )
             if solution.cost < smallest:
                 best, smallest = misfit.samples(solution.x), solution.cost
                 if certified(observation, observation.knowledge.shaped(best), labels):

@@ -196,9 +196,17 @@ def _normalises(probe: Observation) -> bool:
 
 
 def _at_few_places(probe: Observation) -> bool:
-    """Whether the input feeds a layer at fewer places than it has units, and no dense layer as a whole."""
-    params = probe.rounds[0].params
-    return any(1 < len(layer.entries) <= len(layer.operation.rows(params)) for layer in placed_layers(probe))
+    """Whether the input feeds a trained layer at fewer places than it has units.
+
+    A dense layer with a bias that is fed the input as a whole does not count: dense-inversion reads it.
+    """
+    first = probe.rounds[0]
+    for layer in placed_layers(probe):
+        operation, places = layer.operation, len(layer.entries)
+        divisible = places == 1 and operation.bias in first.update
+        if operation.weight in first.update and not divisible and places <= len(operation.rows(first.params)):
+            return True
+    return False
 
 
 def _holds(question: Callable[[Observation], object], probe: Observation) -> bool:
@@ -210,8 +218,13 @@ def _holds(question: Callable[[Observation], object], probe: Observation) -> boo
 
 
 def _dense_first(probe: Observation) -> bool:
-    """Whether the input feeds a dense layer, which closed forms need."""
-    return _holds(lambda probe: network_map(probe).fed_by_input(), probe)
+    """Whether the input feeds a dense layer that is trained, which closed forms need."""
+
+    def asked(probe: Observation) -> bool:
+        layer = network_map(probe).fed_by_input()
+        return layer is not None and layer.weight in probe.rounds[0].update
+
+    return _holds(asked, probe)
 
 
 def _patches_first(probe: Observation) -> bool:
@@ -225,7 +238,8 @@ def probe_of(materials: Materials) -> Observation:
     model = materials.network(0)
     inputs = materials.batch(torch.tensor([0])).inputs
     params, buffers = dict(model.named_parameters()), dict(model.named_buffers())
-    round = Round(params=params, update={}, buffers_before=buffers or None)
+    sent = {name: torch.zeros_like(tensor) for name, tensor in params.items() if tensor.requires_grad}
+    round = Round(params=params, update=sent, buffers_before=buffers or None)
     return Observation(
         model=model, rounds=(round,), knowledge=Knowledge(input_shape=shape_of(inputs), input_types=types_of(inputs))
     )
