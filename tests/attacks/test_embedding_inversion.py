@@ -138,6 +138,18 @@ def test_clipping_and_rounding_change_nothing(defense: fp.defenses.Defense) -> N
     assert scores.values["tokens-in-place"] == (1.0,)
 
 
+@pytest.mark.parametrize("factor", [-1.0, 1e-6, 1e6])
+@pytest.mark.parametrize(("kind", "batch"), [(Attention, texts(1)), (Bag, texts(4)), (Table, rows(4))])
+def test_any_factor_leaves_the_answer(kind: type[nn.Module], batch: fp.Batch, factor: float) -> None:
+    scenario = fp.Scenario(model=built(kind), clients=[batch], protocol=fp.FedAvg(lr=0.1), bounds=(-4.0, 12.0))
+    observation, _ = fp.simulate(scenario, fp.threats.honest_but_curious, seed=1)
+    update = {name: factor * tensor for name, tensor in observation.round.update.items()}
+    changed = replace(observation, rounds=(replace(observation.round, update=update),))
+    plain, scaled = (fp.run(fp.attacks.embedding_inversion(), each) for each in (observation, changed))
+    assert plain.status == scaled.status
+    assert torch.allclose(plain.tensor.sort(0).values.double(), scaled.tensor.sort(0).values.double(), atol=1e-3)
+
+
 def test_an_update_that_is_scaled_number_by_number_still_tells_the_tokens() -> None:
     scenario = fp.Scenario(model=built(Recurrent), clients=[texts(4)], bounds=(0.0, 1.0))
     observation, truth = fp.simulate(scenario, fp.threats.honest_but_curious, seed=1)

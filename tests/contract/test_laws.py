@@ -13,9 +13,18 @@ from torch import Tensor, nn
 import fedprism as fp
 from fedprism.attacks.certificate import rounding_error
 from fedprism.attacks.imprint import ImprintStatus
+from fedprism.attacks.patch_inversion import EXACT as PATCHES_EXACT
+from fedprism.attacks.row_space_inversion import RowSpaceStatus
 from fedprism.solvers import DenseStatus, ExactStatus, FeatureInversion
+from patch_models import small_vit
 
-EXACT = (str(DenseStatus.EXACT), str(ExactStatus.EXACT), str(ImprintStatus.EXACT))
+EXACT = (
+    str(DenseStatus.EXACT),
+    str(ExactStatus.EXACT),
+    str(ImprintStatus.EXACT),
+    str(RowSpaceStatus.EXACT),
+    PATCHES_EXACT,
+)
 """What attacks say of answers that explain the whole update."""
 DIGITS = fp.data.load("digits", size=16)
 PARTY = fp.attacks.CocktailParty(inversion=FeatureInversion(iterations=10))
@@ -54,6 +63,8 @@ CASES = {
         (0, 1, 2, 4, 5),
     ),
     "cocktail-party": Case(fp.attacks.cocktail_party, fc2, (0, 1, 2, 4)),
+    "patch-inversion": Case(fp.attacks.patch_inversion, lambda: small_vit(0, (1, 16, 16), patch=4), (0,)),
+    "row-space-inversion": Case(fp.attacks.row_space_inversion, fc2, (0, 1)),
     "imprint": Case(fp.attacks.imprint, fc2, (0, 1, 5)),
     "mkor": Case(fp.attacks.mkor, chain, (0, 1, 1, 4, 5)),
     "mkor without an absent class": Case(fp.attacks.mkor, chain, (*range(10), 10)),

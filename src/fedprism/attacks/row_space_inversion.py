@@ -159,8 +159,10 @@ class _Misfit:
     def __call__(self, numbers: np.ndarray) -> np.ndarray:
         samples = self.samples(numbers)
         inputs = self.observation.knowledge.shaped(samples, like=samples)
-        update = self.forward(inputs, self.labels, create_graph=False)
-        return (_unit(update) - self.target).detach().numpy()
+        unit = _unit(self.forward(inputs, self.labels, create_graph=False))
+        # Of a difference it may be unknown what was subtracted from what.
+        turned = self.observation.round.kind == "delta" and float(unit @ self.target) < 0
+        return (unit + self.target if turned else unit - self.target).numpy()
 
 
 def _unit(tensors: tuple[Tensor, ...] | list[Tensor]) -> Tensor:

@@ -109,20 +109,23 @@ def counts_of_samples(rows: Tensor, length: int | None = None, samples: int | No
     lookups a sample makes; without it the smallest count is taken for one. `samples`: how many there are; without it
     rows have to repeat directions.
     """
-    directions = torch.nn.functional.normalize(rows.double(), dim=1)
+    rows = rows.double() / rows.abs().max()
+    directions = torch.nn.functional.normalize(rows, dim=1)
     groups = _groups(directions)
     rank = int(torch.linalg.matrix_rank(directions, rtol=SAME_DIRECTION))
     if rank != samples if samples is not None else rank == len(rows):
         return None
     for chosen in itertools.combinations(groups[: 2 * rank], rank):
         rays = torch.stack([directions[group[0]] for group in chosen])
-        amounts = torch.linalg.lstsq(rays.T, rows.double().T).solution  # (samples, used)
+        amounts = torch.linalg.lstsq(rays.T, rows.T).solution  # (samples, used)
         if bool((amounts < -SAME_DIRECTION * amounts.abs().amax(1, keepdim=True)).any()):
             continue
         units = amounts.sum(1) / length if length is not None else _smallest(amounts)
         counts = amounts / units[:, None]
         whole = counts.round()
-        if bool(((counts - whole).abs() <= WHOLE).all()) and torch.allclose(rays.T @ amounts, rows.double().T):
+        if bool(((counts - whole).abs() <= WHOLE).all()) and torch.allclose(
+            rays.T @ amounts, rows.T, atol=SAME_DIRECTION
+        ):
             counted: Tensor = whole.long()
             return counted
     return None
