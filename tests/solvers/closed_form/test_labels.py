@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedprism.solvers import LabelStatus, label_counts, sole_label, unique_labels
-from fedprism.solvers.closed_form.labels import ONE_MORE
+from fedprism.solvers.closed_form.labels import ONE_MORE, sample_unit
 
 
 def bias_gradient(labels: torch.Tensor, classes: int, spread: float = 0.1, seed: int = 0) -> torch.Tensor:
@@ -113,3 +113,13 @@ def test_one_class_is_told_from_several_by_the_rows_of_the_weight_gradient(
         assert sole_label(gradient) == (int(of_all[0]) if shared else None)
     noise = torch.randn(10, 200, generator=rng)
     assert sole_label(gradient + noise) is None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_under_noise_the_counts_still_add_up_to_the_batch(seed: int) -> None:
+    """A scale at which every gap rounds to no sample at all leaves the smallest distances to whole numbers."""
+    noise = 0.15 * torch.randn(7, generator=torch.Generator().manual_seed(seed))
+    gaps = 3 * (torch.tensor([1.0, 1, 1, 1, 1, 1, 0]) + noise)
+    unit = sample_unit(gaps, 6, step=1, lacking=torch.zeros(7, dtype=torch.bool), error=1e-3)
+    assert unit is not None
+    assert unit.size == pytest.approx(3, rel=0.2)

@@ -136,8 +136,8 @@ def sample_unit(gaps: Tensor, batch_size: int, *, step: int, lacking: Tensor, er
     """What one sample adds to gaps (n,), each of which is a whole number of samples; None where all are zero.
 
     All together they are the batch less a multiple of `step` samples: as many are missing from every gap that is
-    `lacking` (n,), or have a class without a gap where none is. Of the sizes that make whole numbers of the gaps, with
-    this standard error in samples, the one with the likeliest counts is chosen.
+    `lacking` (n,), or have a class without a gap where none is. Of the sizes that make whole numbers of the gaps which
+    add up, with this standard error in samples, the one with the likeliest counts is chosen.
     """
     gaps, lacking = gaps.detach().double().cpu(), lacking.cpu()
     total = float(gaps.sum())
@@ -146,7 +146,7 @@ def sample_unit(gaps: Tensor, batch_size: int, *, step: int, lacking: Tensor, er
     units, scores = [], []
     for hidden in range(0, batch_size, step):
         multiples = gaps * ((batch_size - hidden) / total)
-        whole = multiples.round().clamp(min=0)
+        whole = _round_to_sum(multiples, torch.zeros_like(multiples), batch_size - hidden)
         misfits = (multiples - whole).abs()
         counts = whole + lacking * (hidden // step)
         # Of the multinomial probability what depends on the counts.
