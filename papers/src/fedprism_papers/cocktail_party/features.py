@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
-from torch import Tensor
 
 from fedprism.attacks import Attack
 from fedprism_papers.cocktail_party import methods as cpa
 from fedprism_papers.cocktail_party.gradients import BINS, CLOSE, COSINE, COSINES, MEDIAN_COSINE, VictimBatches
+from fedprism_papers.cocktail_party.published_objective import embedding_objective
 from fedprism_papers.cocktail_party.tables_1_3_and_4 import FEDAVG, TRAINING
-from fedprism_papers.shared.base import Announce, Entry, Outcome, Recipe, Row, Settings
+from fedprism_papers.shared.base import Announce, Outcome, Recipe, Row, Settings
 from fedprism_papers.shared.cells import TableCell, attack_cells
 from fedprism_papers.shared.measuring import LPIPS, PSNR
 from fedprism_papers.shared.sheets import bar_chart, sparkline
@@ -106,7 +106,7 @@ FEWER_SIZES = (32, 128)
 def figure_7(settings: Settings, announce: Announce) -> Iterator[Row]:
     make, attacked = cnn_photos if settings.quick else vgg16_imagenet, list[VictimBatches]()
     methods: dict[str, Attack] = {  # features only: no image is rendered
-        cpa.PUBLISHED: cpa.published(cpa.feature_objective(settings), images=0),
+        cpa.PUBLISHED: cpa.published(cpa.objective(settings, embedding_objective()), images=0),
         cpa.ICA: cpa.ours(exact=False, images=0),
         cpa.OURS: cpa.ours(images=0),
     }
@@ -118,7 +118,8 @@ def figure_7(settings: Settings, announce: Announce) -> Iterator[Row]:
                 attacked.append(VictimBatches(victim=victim, size=size, batches=number))
     cells = [TableCell(one, methods, f"{one.victim.features} features, {one.size} images") for one in attacked]
     for one, (entries, notes) in zip(attacked, attack_cells(cells, settings, announce), strict=True):
-        victim, counts = one.victim, _counts(entries[cpa.OURS])
+        victim, ours = one.victim, entries[cpa.OURS]
+        counts = torch.tensor(ours.details[COSINES]) if isinstance(ours, Outcome) else torch.zeros(BINS)
         yield Row(
             cell={"data": victim.name, "features": victim.features, "n": one.size, "batches": one.batches},
             entries={**entries, "ours, from 0 to 1": f"[{sparkline(counts)}]"},
@@ -126,11 +127,6 @@ def figure_7(settings: Settings, announce: Announce) -> Iterator[Row]:
             picture=bar_chart(counts),
             caption=f"How many of ours have a cosine in each of {BINS} equal steps from 0 (left) to 1 (right).",
         )
-
-
-def _counts(entry: Entry) -> Tensor:
-    counts = entry.details.get(COSINES) if isinstance(entry, Outcome) else None
-    return torch.tensor(counts) if isinstance(counts, list) else torch.zeros(BINS)
 
 
 FIG_7 = Recipe(

@@ -23,7 +23,7 @@ from fedprism.solvers import FeatureInversion
 from fedprism_papers.shared.base import Settings
 from fedprism_papers.shared.cells import Attacked, AttackTrial
 from fedprism_papers.shared.measuring import Scores, samples_of, score_images
-from fedprism_papers.shared.victims import Victim
+from fedprism_papers.shared.victims import Victim, equal_parts
 
 COSINE, MEDIAN_COSINE, CLOSE = "cosine", "median cosine", "over 0.9"
 CLOSE_COSINE = 0.9
@@ -48,7 +48,7 @@ class VictimBatches(Attacked):
     def observe(self, attack: Attack | None, number: int, settings: Settings) -> tuple[fp.Observation, fp.Truth]:
         """One client's answer, or the sum where one client cannot hold the batch."""
         rng = generator(settings.seed, "batch", self.victim.name, self.size, number)
-        clients = self.victim.clients(self.victim.draw(self.size, rng))
+        clients = equal_parts(self.victim.draw(self.size, rng), self.victim.client_images)
         scenario = fp.Scenario(
             model=self.victim.model,
             clients=clients,

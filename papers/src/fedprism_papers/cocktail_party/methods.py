@@ -15,7 +15,7 @@ from fedprism.attacks import Attack, CocktailParty, GradientMatching, Labels
 from fedprism.runtime import devices
 from fedprism.runtime.cuda_graphs import Engine
 from fedprism.solvers import Adam, FeatureInversion, TotalVariation
-from fedprism_papers.cocktail_party import published_objective as paper
+from fedprism_papers.cocktail_party import published_objective as publication
 from fedprism_papers.cocktail_party.published_objective import CocktailObjective
 from fedprism_papers.shared.base import Entry, Row, Settings
 from fedprism_papers.shared.cells import Outcomes
@@ -79,17 +79,10 @@ def gradient_matching(settings: Settings) -> GradientMatching:
     )
 
 
-def objective(settings: Settings, **changes: float) -> CocktailObjective:
-    """The published objective for images."""
+def objective(settings: Settings, weights: CocktailObjective | None = None) -> CocktailObjective:
+    """The published objective, for images unless other weights are given."""
     iterations = settings.iterations_or(ITERATIONS, QUICK_ITERATIONS)
-    return dataclasses.replace(CocktailObjective(), iterations=iterations, **changes)
-
-
-def feature_objective(settings: Settings) -> CocktailObjective:
-    """The published objective for the features of convolutional networks."""
-    return dataclasses.replace(
-        paper.embedding_objective(), iterations=settings.iterations_or(ITERATIONS, QUICK_ITERATIONS)
-    )
+    return dataclasses.replace(weights or CocktailObjective(), iterations=iterations)
 
 
 def ours(**changes: Any) -> CocktailParty:
@@ -119,14 +112,15 @@ def on_features(settings: Settings) -> dict[str, Attack]:
     smooth = FeatureInversion() if settings.quick else FeatureInversion(total_variation=DEEP_SMOOTHNESS)
     rendering, as_published = (
         dataclasses.replace(inversion, iterations=min(iterations, RENDERING), bfloat16=on_gpu)
-        for inversion in (smooth, paper.published_inversion())
+        for inversion in (smooth, publication.published_inversion())
     )
     matching = dataclasses.replace(
         gradient_matching(settings), iterations=min(iterations, DEEP_BASELINE), engine=Engine(tf32=True)
     )
+    for_features = objective(settings, publication.embedding_objective())
     return {
         GMA: matching,
-        PUBLISHED_FIA: published(feature_objective(settings), inversion=as_published, images=images),
+        PUBLISHED_FIA: published(for_features, inversion=as_published, images=images),
         OURS_FIA: ours(inversion=rendering, images=images),
         OURS_FIA_GMA: ours(inversion=rendering, matching=1.0, matching_iterations=min(iterations, DEEP_MATCHING)),
     }

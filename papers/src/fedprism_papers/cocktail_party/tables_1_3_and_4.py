@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
 
 import fedprism as fp
 from fedprism.attacks import Attack
@@ -149,7 +151,7 @@ TERMS = (
     f"NE: negentropy, measured from that of a Gaussian, with weight {NEGENTROPY:g} (the paper does not state one, and "
     "its code leaves the term out); TV: total variation; MI: decorrelation."
 )
-LEFT_OUT = {
+LEFT_OUT: dict[str, dict[str, Any]] = {
     "full": {},
     "without NE": {"negentropy": 0.0},
     "without TV": {"total_variation": 0.0},
@@ -159,10 +161,8 @@ LEFT_OUT = {
 
 def published(settings: Settings) -> dict[str, Attack]:
     """The published objective and its leave-one-out variants."""
-    return {
-        name: cpa.published(cpa.objective(settings, **{"negentropy": NEGENTROPY, **change}))
-        for name, change in LEFT_OUT.items()
-    }
+    full = replace(cpa.objective(settings), negentropy=NEGENTROPY)
+    return {name: cpa.published(replace(full, **change)) for name, change in LEFT_OUT.items()}
 
 
 def ours() -> dict[str, Attack]:

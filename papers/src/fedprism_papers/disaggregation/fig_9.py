@@ -97,11 +97,6 @@ def _world(settings: Settings) -> World:
     return World(model, private, public, protocol, images)
 
 
-class Marked(NamedTuple):
-    truth: fp.Truth
-    victim: int
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SumsWithVictim(Attacked):
     """Secure sums of federations in which half of one user's images, the victim's, have the property."""
@@ -111,7 +106,8 @@ class SumsWithVictim(Attacked):
     rounds: int
     batches: int
 
-    def observe(self, attack: Attack, number: int, settings: Settings) -> tuple[fp.Observation, Marked]:
+    def observe(self, attack: Attack, number: int, settings: Settings) -> tuple[fp.Observation, tuple[fp.Truth, int]]:
+        """The truth is with the number of the victim."""
         world, users = self.world, 2 * self.size
         rng = generator(settings.seed, "property", users, number)
         batch = world.private.draw(users * world.images, rng)
@@ -135,19 +131,19 @@ class SumsWithVictim(Attacked):
         )
         threat = fp.threats.secure_aggregation.granting("public_data")
         observation, truth = fp.simulate(scenario, threat, seed=settings.seed + number, device=settings.device)
-        return observation, Marked(truth, victim)
+        return observation, (truth, victim)
 
-    def score(self, trial: AttackTrial, answer: fp.Reconstruction, truth: Marked) -> Scores:
-        participation = truth.truth.participation
+    def score(self, trial: AttackTrial, answer: fp.Reconstruction, truth: tuple[fp.Truth, int]) -> Scores:
+        participation, victim = truth[0].participation, truth[1]
         assert participation is not None  # the simulator's truth has it
         properties = answer.properties.tolist() if answer.properties is not None else []
         answers = dict(zip(answer.owners or (), properties, strict=True))
         if isinstance(trial.attack, PropertyInference):
             asked = [f"round {number}" for number in range(len(participation))]
-            marks = participation[:, truth.victim]
+            marks = participation[:, victim]
         else:
             asked = [f"client-{user}" for user in range(participation.shape[1])]
-            marks = torch.arange(len(asked)) == truth.victim
+            marks = torch.arange(len(asked)) == victim
         probabilities = torch.tensor([answers.get(who, NO_IDEA) for who in asked])
         auc = float(roc_auc_score(marks, probabilities))
         return Scores({AUC: auc, ACCURACY: balanced(marks, probabilities)}, {})

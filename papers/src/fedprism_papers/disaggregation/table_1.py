@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
-from torch import Tensor
 
 import fedprism as fp
 from fedprism.client.update import Protocol
@@ -14,13 +14,14 @@ from fedprism.randomness import generator
 from fedprism.runtime import devices
 from fedprism_papers.disaggregation import planted_participation as planted
 from fedprism_papers.disaggregation.federation import CENTRED, dealt_out
-from fedprism_papers.shared.base import Announce, Outcome, Recipe, Row, Settings
+from fedprism_papers.shared.base import Announce, Recipe, Row, Settings
 
 USERS, ROUNDS, RATE, WINDOW, LEARNING_RATE = 100, 200, 0.1, 10, 0.01
 QUICK_USERS, QUICK_ROUNDS = 12, 50
 EPOCHS, QUICK_EPOCHS = (1, 2, 4, 8, 16, 32, 64), (1, 4)
 VARIANTS = {"plain": (0.0, 1.0), "momentum .9": (0.9, 1.0), "fraction .9": (0.0, 0.9)}
 """Name -> momentum and the part of its data that a user trains on in a round."""
+METRICS = (planted.COLUMNS, planted.ENTRIES, planted.SURE, planted.SURE_WRONG, planted.NOISE)
 SAMPLES = ((64, 8), (64, 16), (128, 8), (128, 16))
 """Images a user holds, and local batch size."""
 
@@ -39,6 +40,7 @@ def run(settings: Settings, announce: Announce) -> Iterator[Row]:
     users, rounds = (QUICK_USERS, QUICK_ROUNDS) if settings.quick else (USERS, ROUNDS)
     samples = ((8, 4),) if settings.quick else SAMPLES
     data = fp.data.load("photos", size=32) if settings.quick else _cifar10(settings)
+    recover = partial(planted.recover, time_limit=0.0, seed=settings.seed)
     for variant, (momentum, fraction) in VARIANTS.items():
         for images, batch in samples:
             for epochs in settings.sizes_or(EPOCHS, QUICK_EPOCHS):
@@ -50,8 +52,8 @@ def run(settings: Settings, announce: Announce) -> Iterator[Row]:
                     cell={"variant": variant, "images": images, "batch": batch, "epochs": epochs},
                     entries={
                         "paper": settings.paper(paper),
-                        "cohorts known": _recover(federation, federation.matrix.sum(1), settings),
-                        "cohorts unknown": _recover(federation, None, settings),
+                        "cohorts known": recover(federation, METRICS, cohort_sizes=federation.matrix.sum(1)),
+                        "cohorts unknown": recover(federation, METRICS, cohort_sizes=None),
                     },
                 )
 
@@ -97,11 +99,6 @@ def _federation(
     return planted.Planted(
         sums.to(devices.pick(settings.device)), known.windows, known.counts, truth.participation, nothing
     )
-
-
-def _recover(federation: planted.Planted, cohort_sizes: Tensor | None, settings: Settings) -> Outcome:
-    metrics = (planted.COLUMNS, planted.ENTRIES, planted.SURE, planted.SURE_WRONG, planted.NOISE)
-    return planted.recover(federation, metrics, cohort_sizes=cohort_sizes, time_limit=0.0, seed=settings.seed)
 
 
 RECIPE = Recipe(

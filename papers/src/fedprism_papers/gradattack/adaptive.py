@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import fedprism as fp
-from fedprism.attacks import GradientMatching, Labels
 from fedprism.defenses import Cast, Clip, Defense, Prune, Quantize, SignCompression, Soteria
 from fedprism_papers.gradattack import inversion
 from fedprism_papers.shared.base import Announce, Entry, Recipe, Row, Settings
@@ -57,21 +56,16 @@ def row(target: inversion.Target, size: int, data: inversion.Data, settings: Set
     """One defense before both attackers; without a defense there is nothing to adapt to."""
     images = data.first(size * settings.batches_or(1))
     entries: dict[str, Entry] = {NAIVE: None, ADAPTIVE: None}
+    method = inversion.exact_statistics(settings, QUICK_ITERATIONS)
     for name in (NAIVE,) if target.defense == fp.chain() else (NAIVE, ADAPTIVE):
         announce(f"{target.defense!r}, batches of {size}: {name}")
         threat = fp.threats.honest_but_curious.granting("labels", "batchnorm_exact")
         threat = threat.granting("defense") if name == ADAPTIVE else threat
-        answers = inversion.invert(attack(settings), target, inversion.in_batches(images, size), threat, settings)
-        entries[name] = inversion.scored(answers, images, data.normalization, settings, method=attack(settings))
+        answers = inversion.invert(method, target, inversion.in_batches(images, size), threat, settings)
+        entries[name] = inversion.scored(answers, images, data.normalization, settings, method=method)
     entries[inversion.STRANGERS] = inversion.scored_strangers(data, images, size, settings)
-    iterations = f"{settings.iterations_or(inversion.ITERATIONS, QUICK_ITERATIONS):,} iterations"
-    note = inversion.effort(data, settings, iterations)
+    note = inversion.effort(data, settings, f"{method.iterations:,} iterations")
     return Row(cell={"defense": repr(target.defense), "n": size}, entries=entries, notes=(note,))
-
-
-def attack(settings: Settings) -> GradientMatching:
-    iterations = settings.iterations_or(inversion.ITERATIONS, QUICK_ITERATIONS)
-    return replace(inversion.exact_statistics(iterations, settings), labels=Labels.KNOWN)
 
 
 RECIPE = Recipe(

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import fedprism as fp
-from fedprism.attacks import Encodings, GradientMatching, Labels, MixedSamples
+from fedprism.attacks import Encodings, GradientMatching, MixedSamples
 from fedprism.attacks.base import joined
 from fedprism.defenses import Context, Defense, InstaHide, MixUp, Prune
 from fedprism.defenses.mixup import Mixing
@@ -73,8 +73,7 @@ def method(case: Case, settings: Settings, *, adaptive: bool) -> GradientMatchin
     """The attack on one update."""
     signs = adaptive and isinstance(case.mixing, InstaHide)
     return replace(
-        inversion.exact_statistics(settings.iterations_or(inversion.ITERATIONS, QUICK_ITERATIONS), settings),
-        labels=Labels.KNOWN,
+        inversion.exact_statistics(settings, QUICK_ITERATIONS),
         priors=(TotalVariation(case.variation, magnitude=signs),),
         adaptive=adaptive,
     )

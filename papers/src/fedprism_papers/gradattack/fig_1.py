@@ -77,24 +77,19 @@ def run(settings: Settings, announce: Announce) -> Iterator[Row]:
 def low_resolution(data: inversion.Data, settings: Settings) -> list[Scene]:
     """Batches of small images, of the first of each class; the attacker rehearses with test images."""
     target = inversion.Target(model=inversion.attacked_network(data, settings), normalization=data.normalization)
-    scenes = []
-    for size in settings.sizes_or(SIZES, QUICK_SIZES):
-        count = size * settings.batches_or(1)
-        scenes.append(
-            Scene(
-                name=data.name,
-                target=target,
-                images=data.first(count),
-                rehearsed=data.test[:size],
-                others=data.test[size : size + count],
-                size=size,
-                note=(
-                    f"{data.name}: the network is trained for {data.attacked_epochs} epochs on {len(data.train):,} "
-                    "images."
-                ),
-            )
+    note = f"{data.name}: the network is trained for {data.attacked_epochs} epochs on {len(data.train):,} images."
+    return [
+        Scene(
+            name=data.name,
+            target=target,
+            images=data.first(size * settings.batches_or(1)),
+            rehearsed=data.test[:size],
+            others=data.test[size : size + size * settings.batches_or(1)],
+            size=size,
+            note=note,
         )
-    return scenes
+        for size in settings.sizes_or(SIZES, QUICK_SIZES)
+    ]
 
 
 def photograph(settings: Settings) -> list[Scene]:

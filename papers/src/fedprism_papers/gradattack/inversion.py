@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import fedprism as fp
 from fedprism import utility
-from fedprism.attacks import Adam, Attack, GradientMatching, Starts, bn_exact
+from fedprism.attacks import Adam, Attack, GradientMatching, Labels, Starts, bn_exact
 from fedprism.defenses import Defense, MixUp
 from fedprism.errors import BadInput
 from fedprism.metrics import psnr
@@ -161,13 +161,14 @@ def attacked_network(data: Data, settings: Settings, mixing: MixUp | None = None
 # --- attacks ---------------------------------------------------------------------------------------------------------
 
 
-def exact_statistics(iterations: int, settings: Settings) -> GradientMatching:
+def exact_statistics(settings: Settings, quick_iterations: int, labels: Labels = Labels.KNOWN) -> GradientMatching:
     """`bn-exact` with all iterations for one start and the published steps of the rate."""
     return replace(
         bn_exact(),
+        labels=labels,
         optimizer=Adam(stepwise=True),
         lr=QUICK_RATE if settings.quick else RATE,
-        iterations=iterations,
+        iterations=settings.iterations_or(ITERATIONS, quick_iterations),
         starts=Starts(),
         batchnorm=replace(bn_exact().batchnorm, pull_weight=QUICK_PULL if settings.quick else PULL),
         engine=ENGINE,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -85,8 +84,7 @@ def row(
 
 
 def attack(name: str, settings: Settings) -> GradientMatching:
-    iterations = settings.iterations_or(inversion.ITERATIONS, QUICK_ITERATIONS)
-    return replace(inversion.exact_statistics(iterations, settings), labels=METHODS[name])
+    return inversion.exact_statistics(settings, QUICK_ITERATIONS, METHODS[name])
 
 
 def composed(kind: str, size: int, data: inversion.Data, settings: Settings) -> list[fp.Batch]:

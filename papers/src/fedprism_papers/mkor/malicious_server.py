@@ -75,10 +75,6 @@ class Victim:
             inputs = interpolate(inputs, size=self.side, mode="bilinear", align_corners=False).clamp(0, 1)
         return fp.Batch(inputs, batch.labels)
 
-    def clients(self, batch: fp.Batch) -> list[fp.Batch]:
-        """Equal parts: the mean of their gradients is the whole batch's."""
-        return equal_parts(batch, self.client_images)
-
 
 @dataclass(frozen=True, kw_only=True)
 class ChosenParameters(Attacked):
@@ -103,7 +99,7 @@ class ChosenParameters(Attacked):
 
     def observe(self, attack: Attack, number: int, settings: Settings) -> tuple[fp.Observation, fp.Truth]:
         """Of parameters that the attack chose, if it is one that does."""
-        clients = self.victim.clients(self.batch(number, settings))
+        clients = equal_parts(self.batch(number, settings), self.victim.client_images)
         scenario = fp.Scenario(model=self.victim.model, clients=clients, **self.scenario)
         server: Any = attack if hasattr(attack, "tamper") else None
         if server is not None and self.parameter_noise:

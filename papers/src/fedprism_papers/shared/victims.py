@@ -76,10 +76,6 @@ class Victim:
         inputs = torch.cat([batch.tensor, more.tensor.flip(3)])
         return fp.Batch(to_inputs(inputs, self.normalization), torch.cat([batch.labels, more.labels]))
 
-    def clients(self, batch: fp.Batch) -> list[fp.Batch]:
-        """The batch in equal parts of at most `client_images`: the mean of their gradients is the batch's gradient."""
-        return equal_parts(batch, self.client_images)
-
     @property
     def dense_layer(self) -> str:
         """Name of the first dense layer."""
@@ -110,7 +106,7 @@ class Victim:
 
 
 def equal_parts(batch: fp.Batch, most: int | None) -> list[fp.Batch]:
-    """As few equal parts as have at most so many images each."""
+    """As few equal parts as have at most so many images each: the mean of their gradients is the batch's gradient."""
     parts = -(-len(batch) // (most or len(batch)))
     while len(batch) % parts:
         parts += 1
