@@ -24,6 +24,8 @@ EQUAL = 1e-2
 """Distance between a row and an error, relative to the row, below which they are the same: above half precision's."""
 HALF = 0.5
 """What a share that is 0 or 1 but for rounding is rounded at."""
+MOST_CHOICES = 1_000
+"""Choices of one row a sample that are tried: the largest groups of rows are the likeliest, and come first."""
 WHOLE = 0.05
 """How far from a whole number a count may be."""
 
@@ -115,7 +117,7 @@ def counts_of_samples(rows: Tensor, length: int | None = None, samples: int | No
     rank = int(torch.linalg.matrix_rank(directions, rtol=SAME_DIRECTION))
     if rank != samples if samples is not None else rank == len(rows):
         return None
-    for chosen in itertools.combinations(groups[: 2 * rank], rank):
+    for chosen in itertools.islice(itertools.combinations(groups[: 2 * rank], rank), MOST_CHOICES):
         rays = torch.stack([directions[group[0]] for group in chosen])
         amounts = torch.linalg.lstsq(rays.T, rows.T).solution  # (samples, used)
         if bool((amounts < -SAME_DIRECTION * amounts.abs().amax(1, keepdim=True)).any()):
