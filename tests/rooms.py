@@ -57,6 +57,10 @@ BELOW_THE_WALL: dict[str, tuple[str, str]] = {
         "one page, the comparison of two audits",
         "vocabulary files data utility integrations evaluation experiments audit",
     ),
+    "recorder": (
+        "`fp.record`: attached to a run in three lines",
+        "vocabulary runtime files captures integrations audit report",
+    ),
     "cli": (
         "one file per command",
         (

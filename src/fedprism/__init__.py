@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         defenses,
         errors,
         inspection,
+        integrations,
         losses,
         metrics,
         models,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from fedprism.evaluation.ceiling import Ceiling, ceiling
     from fedprism.evaluation.residuals import residual
     from fedprism.evaluation.scoring import Scores, match, score, score_participation, score_updates
+    from fedprism.recorder import Recorder, record
     from fedprism.runner import run
     from fedprism.simulation.federation import simulate
     from fedprism.simulation.scenario import Scenario
@@ -60,6 +62,7 @@ _MODULES = {
     "defenses",
     "errors",
     "inspection",
+    "integrations",
     "losses",
     "metrics",
     "models",
@@ -82,6 +85,8 @@ _HOME = {
     "Ceiling": "evaluation.ceiling",
     "ceiling": "evaluation.ceiling",
     "residual": "evaluation.residuals",
+    "Recorder": "recorder",
+    "record": "recorder",
     "run": "runner",
     "Scenario": "simulation.scenario",
     "simulate": "simulation.federation",
@@ -114,6 +119,7 @@ __all__ = [
     "Observation",
     "Reconstruction",
     "Record",
+    "Recorder",
     "Round",
     "Scenario",
     "Scores",
@@ -129,12 +135,14 @@ __all__ = [
     "defenses",
     "errors",
     "inspection",
+    "integrations",
     "load_truth",
     "local_update",
     "losses",
     "match",
     "metrics",
     "models",
+    "record",
     "report",
     "residual",
     "run",

@@ -99,6 +99,10 @@ class Setup:
     data_dir: Path | None = None
     allow_download: bool = False
     """Whether LPIPS may fetch its network. Data and models are never fetched."""
+    model: nn.Module | None = None
+    """A model that is handed over, which captures are of that name none."""
+    loss: LossFn | None = None
+    """A loss that is handed over, which captures cannot name."""
 
     def require_metrics(self) -> None:
         """Have everything there that the plan's metrics need, before a long computation and not after it."""
@@ -144,9 +148,10 @@ class Setup:
         from fedprism import captures
 
         part, recorded = self.plan.model, self.plan.captures
-        model = self.materials().network(0) if part is not None else None
+        model = self.materials().network(0) if part is not None else self.model
         capture = captures.load(self.base / folder, model=model)
         given = recorded.knowledge.model_dump(exclude_none=True) if recorded is not None else {}
+        given |= {"loss": self.loss} if self.loss is not None else {}
         lacking = {name: value for name, value in given.items() if name not in capture.knowledge.granted()}
         return replace(capture, knowledge=replace(capture.knowledge, **lacking)) if lacking else capture
 
