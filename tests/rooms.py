@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-VOCABULARY = ("types", "inputs", "errors", "threats", "losses", "randomness", "checks", "naming", "pixels")
+VOCABULARY = (
+    *("types", "inputs", "errors", "threats", "losses", "optimizers", "randomness", "checks", "naming", "pixels"),
+)
 """Modules at the top of the package that say what everything else is about."""
 
 ABOVE_THE_WALL: dict[str, tuple[str, str]] = {
-    "vocabulary": ("what flows between the rooms: `types`, `errors`, `threats`, `losses`, and small helpers", ""),
+    "vocabulary": ("what flows between the rooms: `types`, `errors`, `threats`, `losses`, `optimizers`, and small helpers", ""),
     "runtime": ("devices, processes, progress, memory, differentiating twice", "vocabulary"),
     "files": ("tensor files, results published in one step, JSON, locks, pictures", "vocabulary"),
     "network": ("the map of a network: layers, what feeds them, where the input enters", "vocabulary"),

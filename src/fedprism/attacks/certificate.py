@@ -89,13 +89,14 @@ def explaining_labels(observation: Observation, inputs: Inputs) -> Tensor | None
     samples = Batch(inputs, torch.empty(0)).to(like.device, like.dtype)
     with torch.no_grad():
         features = features_before(observation, round, last)(samples.inputs).double()
-    gradient, weight = last.rows(direction(round)).double(), last.rows(round.params).double()
+    sent = direction(round, observation.knowledge)
+    gradient, weight = last.rows(sent).double(), last.rows(round.params).double()
     outputs = features @ weight.T
     if last.bias is not None:
         outputs = outputs + round.params[last.bias].double()
     if last.bias is not None and last.bias in round.update:
         features = torch.cat([features, torch.ones_like(features[:, :1])], dim=1)
-        gradient = torch.cat([gradient, direction(round)[last.bias].double().unsqueeze(1)], dim=1)
+        gradient = torch.cat([gradient, sent[last.bias].double().unsqueeze(1)], dim=1)
     signals = least_squares(features.T, gradient.T)
     signs = (1, -1) if round.kind == "delta" else (1,)
     try:

@@ -76,7 +76,7 @@ class DenseInversion(UpdateAttack):
                 "dense-inversion expects a dense layer fed by the input, found none in this model; "
                 "use gradient-matching instead."
             )
-        gradient = direction(round)
+        gradient = direction(round, observation.knowledge)
         weight_grad, bias_grad = _gradient(layer, gradient)
         size = observation.knowledge.batch_size
         batch = size if isinstance(size, int) else dense.numerical_rank(weight_grad, bias_grad)

@@ -96,7 +96,7 @@ class RowSpaceInversion(UpdateAttack):
 
     def _reading(self, observation: Observation, size: int) -> _Reading:
         """The layer whose row space leaves the fewest numbers open."""
-        gradient, readings = direction(observation.round), []
+        gradient, readings = direction(observation.round, observation.knowledge), []
         for layer in placed_layers(observation):
             weight = layer.operation.weight
             units = len(layer.operation.rows(gradient)) if weight in gradient else 0

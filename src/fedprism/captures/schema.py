@@ -89,6 +89,11 @@ class DefenseEntry(Strict):
     kwargs: dict[str, Setting | tuple[Setting, ...]] = {}
 
 
+class OptimizerEntry(Strict):
+    name: Name
+    kwargs: dict[str, Setting] = {}
+
+
 class KnowledgeEntry(Strict):
     input_shape: InputShape | None = None
     input_types: TypeName | tuple[TypeName, ...] | dict[Name, TypeName] | None = None
@@ -101,6 +106,7 @@ class KnowledgeEntry(Strict):
     local_epochs: Annotated[int, Field(ge=1, le=MOST_LOCAL_STEPS)] | None = None
     local_batch_size: Size | None = None
     local_momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
+    local_optimizer: OptimizerEntry | None = None
     defense: DefenseEntry | Annotated[tuple[DefenseEntry, ...], Field(max_length=100)] | None = None
 
     @property

@@ -13,6 +13,7 @@ HELPFUL = {
     "local_lr": "0.1",
     "local_epochs": "1",
     "local_batch_size": "8",
+    "local_optimizer": '"sgd"',
     "local_momentum": "0.0",
 }
 """What attacks do better with."""
@@ -22,6 +23,9 @@ def untold(knowledge: Knowledge, *, gradients: bool = False) -> tuple[str, ...]:
     """Names of what is not known; `gradients`: clients sent single gradients, so that nothing is local training."""
     granted = knowledge.granted()
     wanted = (*NEEDED, *(name for name in HELPFUL if not (gradients and name.startswith("local_"))))
+    rule = knowledge.local_optimizer
+    if rule is not None and not rule.takes_momentum:
+        granted |= {"local_momentum"}
     return tuple(name for name in wanted if name not in granted)
 
 

@@ -22,8 +22,9 @@ from fedprism.integrations.keeping import Keep
 from fedprism.integrations.leakage import Watch
 from fedprism.integrations.recording import Recording
 from fedprism.integrations.updates import Answer, Uplink
+from fedprism.optimizers import knowledge_of
 from fedprism.recorder.reporting import audited
-from fedprism.recorder.told import inputs_told, loss_told, steps_told
+from fedprism.recorder.told import inputs_told, loss_told
 from fedprism.types import Knowledge, LossFn, Update
 
 log = logging.getLogger("fedprism")
@@ -62,18 +63,13 @@ def record(
     keep = Keep(every=every, rounds=rounds, layers=layers, most_gigabytes=most_gigabytes)
     told: dict[str, Any] = {}
     own_loss: LossFn | None = None
-    troubles = []
     if loss is not None:
         name, function = loss_told(loss)
         told["loss"], own_loss = name, None if name is not None else function
-    for read, thing in ((lambda: inputs_told(sample, model), sample), (lambda: steps_told(optimizer), optimizer)):
-        if thing is not None:
-            try:
-                told |= read()
-            except BadInput as error:
-                if strict:
-                    raise
-                troubles.append(str(error))
+    if sample is not None:
+        told |= inputs_told(sample, model)
+    if optimizer is not None:
+        told |= knowledge_of(optimizer)
     if knowledge is not None:
         told |= {name: getattr(knowledge, name) for name in knowledge.granted()}
         told |= {"input_types": knowledge.input_types} if knowledge.input_shape is not None else {}
@@ -88,8 +84,6 @@ def record(
         strict=strict,
         also_known=("loss",) if own_loss is not None else (),
     )
-    for trouble in troubles:
-        recording.trouble(trouble)
     return Recorder(recording, own_loss)
 
 

@@ -82,13 +82,3 @@ def loss_told(loss: str | LossFn | nn.Module) -> tuple[str | None, LossFn]:
 def _of_outputs(loss: Callable[..., Any]) -> LossFn:
     """A user's own loss, handed the tensor that the model predicts with."""
     return lambda outputs, labels: loss(predictions(outputs), labels)
-
-
-def steps_told(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The rule by which clients step. Only what all groups of parameters share is told."""
-    rates = {float(group["lr"]) for group in optimizer.param_groups}
-    told: dict[str, Any] = {"local_lr": rates.pop()} if len(rates) == 1 else {}
-    momenta = {float(group["momentum"]) for group in optimizer.param_groups if "momentum" in group}
-    if isinstance(optimizer, torch.optim.SGD) and len(momenta) == 1:
-        told["local_momentum"] = momenta.pop()
-    return told

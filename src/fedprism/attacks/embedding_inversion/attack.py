@@ -51,7 +51,7 @@ class EmbeddingInversion(UpdateAttack):
 
     def attack_update(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
         coded = coded_pass(observation)
-        gradient = direction(observation.round)
+        gradient = direction(observation.round, observation.knowledge)
         lookups = tuple(lookup for lookup in coded.lookups if lookup.operation.weight in gradient)
         if not lookups:
             raise NotApplicable(

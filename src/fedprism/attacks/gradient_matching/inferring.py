@@ -42,7 +42,7 @@ def inferred_labels(observation: Observation, round: Round, batch: int, network:
         )
     known = observation.knowledge.loss
     loss = losses.name_of(known) if known is not None else None
-    gradient = direction(round)
+    gradient = direction(round, observation.knowledge)
     # Row sums of the weight gradient carry the same signs where the features are not negative.
     has_bias = last.bias is not None and last.bias in round.update
     class_grad = gradient[last.bias or ""] if has_bias else last.rows(gradient).sum(1)
