@@ -24,6 +24,7 @@ from fedprism.types import Update
 try:
     from nvflare.apis.dxo import DXO, DataKind
     from nvflare.apis.dxo_filter import DXOFilter
+    from nvflare.apis.event_type import EventType
     from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReservedKey
     from nvflare.apis.fl_context import FLContext
     from nvflare.apis.shareable import Shareable
@@ -67,6 +68,12 @@ class CaptureFilter(DXOFilter):
                 self._record(dxo, index, client, fl_ctx)
         except Exception as error:  # a filter that fails would block the answer: the run comes first
             self.log_warning(fl_ctx, f"round {index}: the answer of {client} is not recorded: {error}")
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """At the end of the job, wait for the disk: NVFlare ends its processes by force."""
+        if event_type == EventType.END_RUN and self._recording is not None:
+            self._recording.wait()
+        super().handle_event(event_type, fl_ctx)
 
     def _remember(self, dxo: DXO, index: int, fl_ctx: FLContext) -> None:
         if dxo.data_kind != DataKind.WEIGHTS:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -34,6 +35,7 @@ MOST_WAITING = 2 * 2**30
 """Bytes of updates that may wait for the disk; a run that is faster than it loses rounds in its recording, not time."""
 MOST_TROUBLES = 50
 """Different troubles that are written down; a recorder that fails in each round fails in the same way."""
+THREAD = "fedprism-recorder"
 NOTHING: Update = {}
 """The model of clients that answer without having been sent any."""
 NOT_CHOSEN = "every= or rounds= leaves them out"
@@ -80,8 +82,12 @@ class Recording:
         self._written: Future[None] | None = None
         self._waiting = 0
         self._lock = threading.Lock()
-        with self.guarded("the folder of the recording"):
+        try:
             require_writable(Path(folder).absolute().parent)
+        except BadInput as error:
+            if strict:
+                raise
+            self.trouble(str(error))
         self._tell_what_is_missing()
 
     @property
@@ -119,6 +125,8 @@ class Recording:
             if self.strict:
                 raise
             self.trouble(f"{doing}: {' '.join(f'{type(error).__name__}: {error}'.split())}")
+            if not self._in_thread():  # which writes the findings of its round anyway
+                self._submit_job(self._save, "the findings")
 
     def trouble(self, sentence: str) -> None:
         """Something that could not be recorded: a warning, and a finding in the recording."""
@@ -174,13 +182,19 @@ class Recording:
     def _submit(
         self, facts: RoundFacts, make: Callable[[], tuple[RoundFacts, list[Round]]] | None, size: int
     ) -> None:
-        if self._writer is None:  # made late: whoever imports a server's module starts no thread
-            self._writer = ThreadPoolExecutor(1, thread_name_prefix="fedprism-recorder")
         with self._lock:
             self._waiting += size
-        self._written = self._writer.submit(self._record, facts, make, size)
-        if self.strict:
+        self._submit_job(self._record, facts, make, size)
+        if self.strict and self._written is not None:
             self._written.result()
+
+    def _submit_job(self, job: Callable[..., None], *arguments: Any) -> None:
+        if self._writer is None:  # made late: whoever imports a server's module starts no thread
+            self._writer = ThreadPoolExecutor(1, thread_name_prefix=THREAD)
+        self._written = self._writer.submit(job, *arguments)
+
+    def _in_thread(self) -> bool:
+        return threading.current_thread().name.startswith(THREAD)
 
     def _record(
         self, facts: RoundFacts, make: Callable[[], tuple[RoundFacts, list[Round]]] | None, size: int
@@ -193,11 +207,14 @@ class Recording:
                     facts, rounds = make()
                     facts = facts.model_copy(update=self._write(facts, rounds))
             self._facts.append(facts)
-            with self.guarded(f"the findings of round {facts.index}"):
-                save_findings(self.capture.folder, self._facts, self.troubles)
+            self._save(f"the findings of round {facts.index}")
         finally:
             with self._lock:
                 self._waiting -= size
+
+    def _save(self, doing: str) -> None:
+        with self.guarded(doing):
+            save_findings(self.capture.claim(), self._facts, self.troubles)
 
     def _write(self, facts: RoundFacts, rounds: Sequence[Round]) -> dict[str, str]:
         """What the facts say of it. If a round cannot be written, the recording of updates ends, that of facts does not."""

@@ -66,10 +66,15 @@ def record(
     if loss is not None:
         name, function = loss_told(loss)
         told["loss"], own_loss = name, None if name is not None else function
-    if sample is not None:
-        told |= inputs_told(sample, model)
-    if optimizer is not None:
-        told |= knowledge_of(optimizer)
+    troubles = []
+    for thing, read in ((sample, lambda: inputs_told(sample, model)), (optimizer, lambda: knowledge_of(optimizer))):
+        if thing is not None:
+            try:
+                told |= read()
+            except BadInput as error:
+                if strict:
+                    raise
+                troubles.append(str(error))
     if knowledge is not None:
         told |= {name: getattr(knowledge, name) for name in knowledge.granted()}
         told |= {"input_types": knowledge.input_types} if knowledge.input_shape is not None else {}
@@ -84,6 +89,8 @@ def record(
         strict=strict,
         also_known=("loss",) if own_loss is not None else (),
     )
+    for trouble in troubles:
+        recording.trouble(trouble)
     return Recorder(recording, own_loss)
 
 

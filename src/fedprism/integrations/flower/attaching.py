@@ -68,6 +68,15 @@ def _attach(recording: Recording, strategy: Any) -> None:
             following.incoming(results, failures, server_round)
         return takes(server_round, results, failures, *rest, **named)
 
+    def started(*rest: Any, **named: Any) -> Any:
+        try:
+            return starts(*rest, **named)
+        finally:
+            recording.wait()  # Flower ends its processes by force a few seconds later
+
+    if of_messages:
+        starts = strategy.start
+        strategy.start = functools.wraps(starts)(started)
     asked.asked_without_recorder = asks  # type: ignore[attr-defined]
     setattr(strategy, ask, asked)
     setattr(strategy, take, taken if of_messages else taken_of_fit)
