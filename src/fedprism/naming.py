@@ -27,6 +27,11 @@ class EvaluableRepr:
         return f"{type(self).__name__}({', '.join(changed)})"
 
 
+def counted(number: int, word: str) -> str:
+    """A number with its noun: 1 cell, 2 cells."""
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """A hint naming the valid words closest to a misspelt one, or all of them."""
     names = sorted(known)

@@ -31,7 +31,6 @@ from flwr.serverapp.strategy import (
 )
 
 from fedprism import integrations
-from fedprism.errors import BadInput
 from fedprism.integrations import flower
 from fedprism.integrations.facts import read_facts
 from fedprism.integrations.findings import load_findings
@@ -91,9 +90,7 @@ def test_a_strategy_is_recorded_client_by_client(tmp_path: Path) -> None:
 
 
 def test_the_grid_below_sees_the_same(tmp_path: Path) -> None:
-    start(
-        recorded(averaging(2), tmp_path / "above", model=small_model()), LocalGrid(message_app(), 2), 2
-    )
+    start(recorded(averaging(2), tmp_path / "above", model=small_model()), LocalGrid(message_app(), 2), 2)
     start(averaging(2), recorded(LocalGrid(message_app(), 2), tmp_path / "below", model=small_model()), 2)
     above, below = (
         sorted(fp.captures.load(tmp_path / name).rounds, key=lambda seen: (seen.index, seen.participants))
@@ -145,8 +142,7 @@ def test_answers_that_cannot_be_recorded_do_not_end_the_run(tmp_path: Path) -> N
         return reply
 
     name = list(small_model().state_dict())[-1]
-    grid = recorded(
-        LocalGrid(message_app(mods=[spoil]), 5, broken=[3]), tmp_path / "run", model=small_model())
+    grid = recorded(LocalGrid(message_app(mods=[spoil]), 5, broken=[3]), tmp_path / "run", model=small_model())
     arrays = ArrayRecord(small_model().state_dict())
     content = RecordDict({"arrays": arrays})
     messages = [Message(content, dst_node_id=node, message_type="train") for node in grid.get_node_ids()]
@@ -395,8 +391,7 @@ def test_the_example_app_records_what_its_server_sees(
 
 def test_the_watch_stops_a_run_that_leaks_and_keeps_what_was_seen(tmp_path: Path) -> None:
     watch = integrations.Watch(stop_above=0.5)
-    strategy = recorded(
-        averaging(), tmp_path / "run", model=small_model(), knowledge=KNOWN, watch=watch)
+    strategy = recorded(averaging(), tmp_path / "run", model=small_model(), knowledge=KNOWN, watch=watch)
     with pytest.raises(integrations.LeakageLimit, match="round 1"):
         start(strategy, LocalGrid(message_app(), 4), 3)
     assert {seen.index for seen in fp.captures.load(tmp_path / "run").rounds} == {1}
@@ -408,7 +403,8 @@ def test_the_watch_stops_a_run_that_leaks_and_keeps_what_was_seen(tmp_path: Path
 def test_the_watch_lets_a_defended_run_go_on(tmp_path: Path) -> None:
     noise = flower.DefenseMod(fp.chain(fp.defenses.Clip(0.1), fp.defenses.GaussianNoise(0.05)), seed=0)
     strategy = recorded(
-        averaging(), tmp_path / "run", model=small_model(), knowledge=KNOWN, watch=integrations.Watch(stop_above=0.5))
+        averaging(), tmp_path / "run", model=small_model(), knowledge=KNOWN, watch=integrations.Watch(stop_above=0.5)
+    )
     start(strategy, LocalGrid(message_app(mods=[noise]), 4), 2)
     assert [facts.leakage.samples for facts in read_facts(tmp_path / "run")] == [0.0, 0.0]
 
@@ -418,7 +414,6 @@ def test_the_watch_stops_on_a_tampered_model(tmp_path: Path) -> None:
     with torch.no_grad():
         first = next(parameter for parameter in model.parameters() if parameter.dim() == 2)
         first.copy_(first[:1].expand_as(first))
-    strategy = recorded(
-        averaging(2), tmp_path / "run", model=model, watch=integrations.Watch(stop_on_findings=True))
+    strategy = recorded(averaging(2), tmp_path / "run", model=model, watch=integrations.Watch(stop_on_findings=True))
     with pytest.raises(integrations.LeakageLimit, match="tampering"):
         start(strategy, LocalGrid(message_app(), 2), 1, model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import logging
 import random
 from pathlib import Path
@@ -282,9 +283,9 @@ def test_a_model_in_half_precision_loses_nothing_of_its_update(dtype: torch.dtyp
 
 
 def test_xgboost_has_no_model_to_record_and_runs_on(tmp_path: Path) -> None:
-    trees = b'{"learner": {"gradient_booster": {"model": {"gbtree_model_param": {"num_trees": "1", ' + (
-        b'"num_parallel_tree": "1"}, "trees": [{"id": 0}], "iteration_indptr": [0, 1], "tree_info": [0]}}}}'
-    )
+    counts = {"num_trees": "1", "num_parallel_tree": "1"}
+    booster = {"gbtree_model_param": counts, "trees": [{"id": 0}], "iteration_indptr": [0, 1], "tree_info": [0]}
+    trees = json.dumps({"learner": {"gradient_booster": {"model": booster}}}).encode()
     app = ClientApp()
 
     @app.train()
@@ -300,7 +301,7 @@ def test_xgboost_has_no_model_to_record_and_runs_on(tmp_path: Path) -> None:
     assert len(facts.problems) == CLIENTS
 
 
-# --- clients that return differences ----------------------------------------------------------------------------------
+# --- clients that return differences ---------------------------------------------------------------------------------
 
 
 def difference_app(noise: float = 0.0) -> ClientApp:
@@ -351,7 +352,7 @@ def test_what_is_stated_is_not_guessed(tmp_path: Path) -> None:
         fp.record(tmp_path / "other", uplink="deltas")
 
 
-# --- names that come later ---------------------------------------------------------------------------------------------
+# --- names that come later -------------------------------------------------------------------------------------------
 
 
 def test_lists_that_were_recorded_without_a_model_are_named_by_one_given_later(tmp_path: Path) -> None:
@@ -406,9 +407,11 @@ def test_averaging_is_not_touched_by_a_recorder_that_fails(
         assert f"the recorder goes on without something: {told}" in caplog.text
         if "save_findings" not in place:
             assert "recorder-failed" in {finding.check for finding in load_findings(recorder.folder)}
-        with monkeypatch.context() as planted, pytest.raises(ZeroDivisionError):
+        with monkeypatch.context() as planted:
             planted.setattr(place, _planted)
-            start(recorded(averaging(2), tmp_path / f"strict-{number}", model=small_model()), LocalGrid(message_app(), 2))
+            strict = recorded(averaging(2), tmp_path / f"strict-{number}", model=small_model())
+            with pytest.raises(ZeroDivisionError):
+                start(strict, LocalGrid(message_app(), 2))
 
 
 def _planted(*_: Any, **__: Any) -> Any:

@@ -17,10 +17,10 @@ import fedprism as fp
 from fedprism.captures.growing import GrowingCapture
 from fedprism.errors import BadCapture, BadInput
 from fedprism.inspection import Severity
+from fedprism.integrations.arrays import named
 from fedprism.integrations.facts import FILE, CentralNoise, RoundFacts, plain_metrics, read_facts
 from fedprism.integrations.findings import effective_multiplier, findings, load_findings, save_findings
 from fedprism.integrations.leakage import LeakageLimit, Watch, labels_read, samples_read, unexplained
-from fedprism.integrations.arrays import named
 from fedprism.integrations.recording import Recording
 from fedprism.integrations.updates import Answer, Sent, round_of
 

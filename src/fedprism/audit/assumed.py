@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedprism.attacks import Attack, GradientMatching, Then
+from fedprism.attacks import Attack, Then
 from fedprism.audit.choosing import Skipped
 from fedprism.captures.untold import in_words, line_to_add, untold
 from fedprism.optimizers import SGD, Adam
 from fedprism.types import Observation
 
-MOST_TRIED = 4
+MOST_TRIED = 3
 """Sets of values that are tried for one attack on one capture; each takes as long as the first."""
 MOST_SHAPES = 2
 """Shapes of the input that are tried."""
@@ -89,9 +89,11 @@ def _usual(attack: Attack, observation: Observation) -> dict[str, tuple[Any, ...
     values: dict[str, tuple[Any, ...]] = {}
     if "batch_size" in attack.needs - granted and not isinstance(attack, Then):
         values["batch_size"] = (1, 8)
-    if "loss" in attack.needs - granted:
+    if "loss" in (attack.needs | attack.uses) - granted:
         values["loss"] = ("cross_entropy", "mse")
-    if _unrolls(attack) and any(round.kind == "delta" and round.clients == 1 for round in observation.rounds):
+    if "local_epochs" in attack.needs | attack.uses and any(
+        round.kind == "delta" and round.clients == 1 for round in observation.rounds
+    ):
         sizes = known.batch_size if isinstance(known.batch_size, tuple) else (known.batch_size or 1,)
         largest = max(sizes, default=1)
         rule = known.local_optimizer or SGD()
@@ -107,17 +109,14 @@ def _usual(attack: Attack, observation: Observation) -> dict[str, tuple[Any, ...
     return values
 
 
-def _unrolls(attack: Attack) -> bool:
-    """Whether it repeats the client's training, and so has to know all of it."""
-    inner = attack.attack if isinstance(attack, Then) else attack
-    return isinstance(inner, GradientMatching) and inner.unroll
-
-
 def told_lacking(observation: Observation, name: str) -> list[Skipped]:
     """All that a capture does not tell, at once, and the line of the plan that tells it."""
     deltas = any(round.kind == "delta" for round in observation.rounds)
     names = untold(observation.knowledge, gradients=not deltas)
     if not names:
         return []
-    why = f"{in_words(names)}; usual values stand in for what is needed. To say them, add under [captures]: {line_to_add(names)}"
+    why = (
+        f"{in_words(names)}; usual values are tried for what is needed. To say the true ones, add under [captures]: "
+        f"{line_to_add(names)}"
+    )
     return [Skipped(what=f"what capture {name} does not tell", why=why)]

@@ -151,6 +151,8 @@ class Setup:
         model = self.materials().network(0) if part is not None else self.model
         capture = captures.load(self.base / folder, model=model)
         given = recorded.knowledge.fields() if recorded is not None else {}
+        if isinstance(given.get("loss"), str):
+            given["loss"] = self.materials().loss(given["loss"])
         given |= {"loss": self.loss} if self.loss is not None else {}
         lacking = {name: value for name, value in given.items() if name not in capture.knowledge.granted()}
         return replace(capture, knowledge=replace(capture.knowledge, **lacking)) if lacking else capture
@@ -180,7 +182,7 @@ class Materials:
 
     def loss(self, name: str) -> str | LossFn:
         """A loss of the table by its name, or a user's own function."""
-        return name if name in LOSSES else function_from(name, beside=self.base, asked_as="grid.losses")
+        return name if name in LOSSES else function_from(name, beside=self.base, asked_as="a loss")
 
     def network(self, seed: int) -> nn.Module:
         """The model as a seed makes it, for whoever leaves it as it is: of one seed it is made once.

@@ -88,9 +88,7 @@ class GrowingCapture:
         if manifest is None:
             first, *rest = rounds
             files: dict[str, Update] = {}
-            observation = Observation(
-                model=self.model, rounds=(first,), knowledge=self.knowledge, source=self.source
-            )
+            observation = Observation(model=self.model, rounds=(first,), knowledge=self.knowledge, source=self.source)
             manifest = json.loads(manifest_of(observation, files))
             for name, tensors in files.items():
                 self._write(name, tensors, written)
@@ -108,8 +106,7 @@ class GrowingCapture:
         write_bytes(self.folder / MANIFEST, text)
         self._manifest, self._sizes, self._last = {**manifest, "rounds": entries}, sizes, last
         self.bytes += sum(path.stat().st_size for path in written)
-        name: str = entries[-1]["params"]
-        return name
+        return str(entries[-1]["params"])
 
     def _write(self, name: str, tensors: Update, written: list[Path]) -> None:
         written.append(self.folder / name)

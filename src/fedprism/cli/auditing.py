@@ -17,6 +17,7 @@ from fedprism.audit.summary import summarised, title
 from fedprism.errors import BadInput
 from fedprism.evaluation.severity import TOKENS
 from fedprism.files import publishing
+from fedprism.naming import counted
 from fedprism.runtime import devices
 from fedprism.runtime.executors import Executor, Processes, RayCluster
 
@@ -82,7 +83,8 @@ def write_plan(path: Path, model: str | None, data: str | None, console: Console
     if path.exists():
         raise BadInput(f"expected a new file for the plan, found '{path}'; choose another name with -o.")
     publishing.require_writable(path.parent)
-    path.write_text(proposing.proposed(model, data, path.parent))
+    # Published in one step: a full disk must not leave an empty plan, which the next `init` would not replace.
+    publishing.publish(path.parent, {path.name: proposing.proposed(model, data, path.parent).encode()})
     console.print(f"{path} is a plan with every key explained. Next: fedprism audit {path} --dry-run", soft_wrap=True)
 
 
@@ -112,14 +114,13 @@ def _show_grid(setup: Setup, grid: Grid, device: str | None, console: Console) -
     for cell, members in listed[:MOST_LISTED]:
         console.print(f"{len(members):>4} x  {title(cell)}", soft_wrap=True)
     if len(listed) > MOST_LISTED:
-        console.print(f"        and {len(listed) - MOST_LISTED} further configurations")
+        console.print(f"        and {counted(len(listed) - MOST_LISTED, 'further configuration')}")
     for each in grid.skipped:
         console.print(f"not tested: {each.what}: {each.why}", soft_wrap=True)
-    cells = "1 cell" if len(grid.cells) == 1 else f"{len(grid.cells)} cells"
     priced = estimate.estimate(setup, grid, device)
     for count, reason in priced.refused:
         console.print(f"{count:>4} x  cannot run: {reason}", soft_wrap=True)
-    console.print(f"{cells}, {priced}", soft_wrap=True)
+    console.print(f"{counted(len(grid.cells), 'cell')}, {priced}", soft_wrap=True)
 
 
 @contextmanager
@@ -164,6 +165,6 @@ def _lines(console: Console) -> Listener:
         tenth = 10 * progress.done // max(progress.total, 1)
         if tenth > last and progress.outcome is not None:
             last = tenth
-            console.print(f"{progress.done} of {progress.total} cells")
+            console.print(f"{progress.done} of {counted(progress.total, 'cell')}")
 
     return listen

@@ -1,4 +1,4 @@
-"""Attaching fedprism to federated-learning software: `fp.record` records, `integrations.flower` has mods for clients."""
+"""Attached to federated-learning software: `fp.record` records, and `integrations.flower` has mods for clients."""
 
 from fedprism.integrations.findings import load_findings
 from fedprism.integrations.leakage import LeakageLimit, Watch

@@ -13,6 +13,8 @@ REFUSAL = "the client refuses to train on this model ({checks})"
 REFUSED = re.compile(re.escape(REFUSAL).replace(r"\{checks\}", "(.*)"))
 MOST_LETTERS = 150
 """Letters of a reason that a sentence shows."""
+MOST_LETTERS_OF_A_TROUBLE = 600
+"""Letters of the first trouble that a sentence shows."""
 MOST_NAMED = 5
 """Rounds, checks, records or reasons that a sentence names."""
 MOST_LETTERS_OF_A_NAME = 40
@@ -40,8 +42,8 @@ def differences_sent(rounds: Sequence[RoundFacts]) -> Iterator[Finding]:
     """Recognised or stated; told because everything that is recorded rests on it."""
     if several := [round_ for round_ in rounds if round_.uplink == "difference"]:
         sentence = (
-            f"in {len(several)} of {len(rounds)} rounds clients sent differences of weights instead of weights, and are "
-            "recorded as such"
+            f"in {len(several)} of {len(rounds)} rounds clients sent differences of weights instead of weights, and "
+            "are recorded as such"
         )
         yield note("differences-sent", "", sentence, {"rounds": len(several)})
 
@@ -66,7 +68,9 @@ def rounds_left_out(rounds: Sequence[RoundFacts]) -> Iterator[Finding]:
         if round_.left_out is not None:
             reasons[round_.left_out] = reasons.get(round_.left_out, 0) + 1
     if reasons:
-        told = "; ".join(f"{count} because {reason[:MOST_LETTERS]}" for reason, count in list(reasons.items())[:MOST_NAMED])
+        told = "; ".join(
+            f"{count} because {reason[:MOST_LETTERS]}" for reason, count in list(reasons.items())[:MOST_NAMED]
+        )
         left = sum(reasons.values())
         sentence = f"of {len(rounds)} rounds, the updates of {left} are not in this recording ({told})"
         yield note("rounds-left-out", "", sentence, {"rounds": left})
@@ -76,7 +80,7 @@ def troubled(troubles: Sequence[str]) -> Iterator[Finding]:
     """What the recorder could not do, while the run went on."""
     if troubles:
         more = f" and {len(troubles) - 1} more" if len(troubles) > 1 else ""
-        sentence = f"this recording may lack something, because the recorder failed: {troubles[0][:MOST_LETTERS]}{more}"
+        sentence = f"this recording may lack something, because the recorder failed: {troubles[0][:MOST_LETTERS_OF_A_TROUBLE]}{more}"
         yield note("recorder-failed", "", sentence, {"troubles": len(troubles)})
 
 

@@ -17,8 +17,8 @@ GIGABYTE = 10**9
 class Keep:
     """What is kept of a run. Of all rounds the facts are written down; this chooses whose updates are.
 
-    every: each so many rounds, from the first on. rounds: these and no others. layers: names of parameters, `*` standing
-    for anything; models are always kept whole. most_gigabytes: what the recording may take on the disk.
+    every: each so many rounds, from the first on. rounds: these and no others. layers: names of parameters, with `*`
+    for any letters; models are always kept whole. most_gigabytes: what the recording may take on the disk.
     """
 
     every: int = 1

@@ -43,7 +43,7 @@ class CaptureFilter(DXOFilter):
     """Writes every client's update as a round of the capture in `folder`; a second job takes a numbered one.
 
     model: `pkg.module:factory`, to tell buffers from parameters. knowledge: what attacks need to know beside the
-    updates, in the words of a plan: `{"input_shape": [1, 28, 28], "loss": "cross_entropy"}`. Everything is a plain value
+    updates, in the words of a plan: `{"input_shape": [1, 28, 28], "loss": "cross_entropy"}`. All are plain values
     because NVFlare writes it into the job's configuration. Weights and differences of weights are recorded.
     """
 

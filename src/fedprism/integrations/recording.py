@@ -1,6 +1,6 @@
 """What every recorder does, whatever the framework: rounds into a capture, facts and findings beside it, the watch.
 
-Nothing here ends or slows a run: what cannot be recorded becomes a warning and a finding, and a thread does the writing.
+Nothing here ends or slows a run: what cannot be recorded becomes a warning and a finding, and a thread writes.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ class Recording:
     def _tell_what_is_missing(self) -> None:
         if self.missing:
             log.warning(
-                "what is recorded does not tell %s. If you know it, say it here with knowledge=fp.Knowledge(...), or "
-                "under [captures] in the plan of an audit: %s (clients' num-examples stand in for batch_size)",
+                "what is recorded does not tell %s. If you know it, give the recorder knowledge=, or add under "
+                "[captures] in a plan: %s (numbers of examples that clients state stand in for batch_size)",
                 in_words(self.missing),
                 line_to_add(self.missing),
             )
@@ -179,9 +179,7 @@ class Recording:
             return FULL if self._over else NOT_CHOSEN
         return TOO_SLOW if not self.strict and 0 < self._waiting > MOST_WAITING - size else None
 
-    def _submit(
-        self, facts: RoundFacts, make: Callable[[], tuple[RoundFacts, list[Round]]] | None, size: int
-    ) -> None:
+    def _submit(self, facts: RoundFacts, make: Callable[[], tuple[RoundFacts, list[Round]]] | None, size: int) -> None:
         with self._lock:
             self._waiting += size
         self._submit_job(self._record, facts, make, size)
@@ -196,9 +194,7 @@ class Recording:
     def _in_thread(self) -> bool:
         return threading.current_thread().name.startswith(THREAD)
 
-    def _record(
-        self, facts: RoundFacts, make: Callable[[], tuple[RoundFacts, list[Round]]] | None, size: int
-    ) -> None:
+    def _record(self, facts: RoundFacts, make: Callable[[], tuple[RoundFacts, list[Round]]] | None, size: int) -> None:
         """What the thread does with one round."""
         try:
             with self.guarded(f"round {facts.index}"):
@@ -217,7 +213,7 @@ class Recording:
             save_findings(self.capture.claim(), self._facts, self.troubles)
 
     def _write(self, facts: RoundFacts, rounds: Sequence[Round]) -> dict[str, str]:
-        """What the facts say of it. If a round cannot be written, the recording of updates ends, that of facts does not."""
+        """What the facts say of it. Where a round cannot be written, the recording of updates ends; facts go on."""
         if self._over or not self.keep.wants(facts.index, self._first or 0):  # the watch looks at others, too
             return {"left_out": FULL if self._over else NOT_CHOSEN}
         kept = [dataclasses.replace(round_, update=self.keep.chosen(round_.update)) for round_ in rounds]
@@ -267,7 +263,8 @@ class Recording:
             if self.uplink == "difference":
                 log.warning(
                     "clients send differences of weights: what they sent holds %.2f of the model that they were sent, "
-                    'where weights would hold about 1. They are recorded as such; if this is wrong, say uplink="weights"',
+                    "where weights would hold about 1. They are recorded as such; if this is wrong, say "
+                    'uplink="weights"',
                     part,
                 )
         return self.uplink or "weights"

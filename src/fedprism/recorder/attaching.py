@@ -6,7 +6,6 @@ import importlib.util
 import logging
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,8 +52,8 @@ def record(
 
     A folder that exists already is left alone: the run goes into folder-2, folder-3, and so on.
 
-    model, sample, loss, optimizer: what the training has at hand; shape, loss and steps are read off them. Of the sample
-    (a batch of one) only shape and type are kept. knowledge: what else is known, or known better.
+    model, sample, loss, optimizer: what the training has at hand; shape, loss and steps are read off them. Of the
+    sample (a batch of one) only shape and type are kept. knowledge: what else is known, or known better.
     uplink: "weights", "difference" or "gradient", as clients send; recognised unless it is stated (gradients are not).
     watch: checks after each round that log a leakage value and may stop the run.
     every, rounds, layers, most_gigabytes: what is kept, as `integrations.keeping.Keep` says.
@@ -66,15 +65,17 @@ def record(
     if loss is not None:
         name, function = loss_told(loss)
         told["loss"], own_loss = name, None if name is not None else function
-    troubles = []
-    for thing, read in ((sample, lambda: inputs_told(sample, model)), (optimizer, lambda: knowledge_of(optimizer))):
-        if thing is not None:
-            try:
-                told |= read()
-            except BadInput as error:
-                if strict:
-                    raise
-                troubles.append(str(error))
+    troubles: list[str] = []
+    try:
+        told |= inputs_told(sample, model) if sample is not None else {}
+    except BadInput as error:
+        troubles.append(str(error))
+    try:
+        told |= knowledge_of(optimizer) if optimizer is not None else {}
+    except BadInput as error:
+        troubles.append(str(error))
+    if strict and troubles:
+        raise BadInput(troubles[0])
     if knowledge is not None:
         told |= {name: getattr(knowledge, name) for name in knowledge.granted()}
         told |= {"input_types": knowledge.input_types} if knowledge.input_shape is not None else {}
@@ -117,7 +118,7 @@ class Recorder:
         """A strategy of Flower, of the message API or the older one, that records; or its grid, below any strategy.
 
         The strategy that is returned is the given one. Wrap the outermost: wrappers for differential privacy clip what
-        clients sent. SecAgg+ is recorded by its grid; `strategy`: the one above it, whose differential privacy is judged.
+        clients sent. SecAgg+ is recorded by its grid; `strategy` above it is judged by its differential privacy.
         """
         if importlib.util.find_spec("flwr") is None:
             raise BadInput(
@@ -131,7 +132,12 @@ class Recorder:
         return wrapped
 
     def round(
-        self, *, sent: Any, received: Mapping[Any, Any], index: int | None = None, sampled: Collection[Any] | None = None
+        self,
+        *,
+        sent: Any,
+        received: Mapping[Any, Any],
+        index: int | None = None,
+        sampled: Collection[Any] | None = None,
     ) -> None:
         """One round of a loop of one's own: the model that was sent, and what each client sent back.
 
@@ -194,8 +200,8 @@ class Recorder:
     ) -> Path:
         """Audit what was recorded so far, write the report, and open it. Returns the page.
 
-        folder: of the audit; else beside the capture. attacks: by name; else those that apply. show_images: keep what was
-        recovered, which may be private samples, and show it.
+        folder: of the audit; else beside the capture. attacks: by name; else those that apply. show_images: keep what
+        was recovered, which may be private samples, and show it.
         """
         return audited(
             self.folder,

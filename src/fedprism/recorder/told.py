@@ -58,10 +58,13 @@ def _check_accepted(sample: Inputs, model: nn.Module) -> None:
             outputs = predictions(own(*(t.to(place) for t in args), **{n: t.to(place) for n, t in kwargs.items()}))
     except Exception as error:  # whatever a user's model raises
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise BadInput(f"expected a sample that the model accepts, found that it raises {reason}; {NO_SAMPLE}.") from error
+        raise BadInput(
+            f"expected a sample that the model accepts, found that it raises {reason}; {NO_SAMPLE}."
+        ) from error
     if outputs.dim() == 0 or len(outputs) != count:
         raise BadInput(
-            f"expected one output for each of {count} samples, found outputs of shape {tuple(outputs.shape)}; {NO_SAMPLE}."
+            f"expected one output for each of {count} samples, found outputs of shape {tuple(outputs.shape)}; "
+            f"{NO_SAMPLE}."
         )
 
 
@@ -72,9 +75,11 @@ def loss_told(loss: str | LossFn | nn.Module) -> tuple[str | None, LossFn]:
     name = OF_TORCH.get(type(loss)) or (OF_TORCH.get(loss) if not isinstance(loss, nn.Module) else None)
     if name is None:
         name = next((known for known, function in LOSSES.items() if function is loss), None)
-    if name is not None and all(
-        getattr(loss, setting, usual) == usual for setting, usual in USUAL_SETTINGS.items()
-    ) and all(getattr(loss, setting, None) is None for setting in WEIGHTS):
+    if (
+        name is not None
+        and all(getattr(loss, setting, usual) == usual for setting, usual in USUAL_SETTINGS.items())
+        and all(getattr(loss, setting, None) is None for setting in WEIGHTS)
+    ):
         return name, LOSSES[name]
     return None, _of_outputs(loss)
 

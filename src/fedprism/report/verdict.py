@@ -11,6 +11,7 @@ from fedprism.audit.grid import situation_key
 from fedprism.audit.system import system, weights
 from fedprism.evaluation.severity import OWN_CHECKS, Leak, number, worst
 from fedprism.evaluation.verdict import MEANING, Verdict, because, inconclusive, leak_of, loosest, situations, verdict
+from fedprism.naming import counted
 from fedprism.report.advice import Advice, closeness
 from fedprism.report.configurations import NO_DEFENSE, Configuration, figure_in_words, label, measured
 from fedprism.threats import THREATS
@@ -52,7 +53,7 @@ def headline(rows: Sequence[Configuration], metric: str, plan: Mapping[str, Any]
     sentences = [*_findings_of(attacks, metric, plan), *_about_defenses(attacks), *_about_labels(attacks)]
     untested = sum(leak_of(row) is Leak.UNTESTED for row in attacks)
     if untested:
-        sentences.append(f"{untested} of {_count(len(attacks), 'configuration')} have no result: see Not tested.")
+        sentences.append(f"{untested} of {counted(len(attacks), 'configuration')} have no result: see Not tested.")
     return tuple(sentences)
 
 
@@ -139,14 +140,16 @@ def assessment(
     `serious` is what recordings show about their protocol.
     """
     attacks = attacks_of(rows)
-    methods = list(dict.fromkeys(row.cell.attack for row in attacks))
-    threats = list(dict.fromkeys(who(row.attacker) for row in attacks))
-    defenses = list(dict.fromkeys(row.defense for row in attacks if row.cell.defense != NO_DEFENSE))
-    failed = sum(row.failed for row in rows)
+    ran = [row for row in attacks if row.done]  # what was refused or failed was not tested
+    methods = list(dict.fromkeys(row.cell.attack for row in ran))
+    threats = list(dict.fromkeys(who(row.attacker) for row in ran))
+    defenses = list(dict.fromkeys(row.defense for row in ran if row.cell.defense != NO_DEFENSE))
+    failed, refused = sum(row.failed for row in rows), sum(row.outcomes.get("skipped", 0) for row in rows)
+    named = f" ({', '.join(methods)})" if methods else ""
     tested = (
-        f"{system(plan)} {_count(len(methods), 'attack')} ({', '.join(methods)}) in "
-        f"{_count(len(attacks), 'configuration')}, each with {_count(len(seeds), 'seed')}; "
-        f"{_count(len(defenses), 'defense')}{_named(defenses)}."
+        f"{system(plan)} {counted(len(methods), 'attack')}{named} in "
+        f"{counted(len(ran), 'configuration')}, each with {counted(len(seeds), 'seed')}; "
+        f"{counted(len(defenses), 'defense')}{_named(defenses)}."
     )
     assumed = [f"{name}." for name in threats]
     assumed.append("The table of attackers lists what each of them knows.")
@@ -158,9 +161,8 @@ def assessment(
         "An attacker that was not tested may recover more, up to the ceiling where one is stated. Membership in the "
         "data, and what the finished model reveals, were not examined."
     )
-    left_out = [
-        f"{_count(skipped, 'combination')} left out and {_count(failed, 'cell')} failed; both are listed with reasons."
-    ]
+    numbers = (counted(skipped, "combination"), counted(refused, "cell"), counted(failed, "cell"))
+    left_out = ["{} left out, {} that could not run and {} that failed; all are listed with reasons.".format(*numbers)]
     return (
         ("What was tested", (tested,)),
         ("Assumptions about attackers", tuple(assumed)),
@@ -188,7 +190,7 @@ def _about_defenses(rows: Sequence[Configuration]) -> list[str]:
     hold = {row.defense for row in succeeding}
     broken = {row.defense for row in defended if leak_of(row).readable or row.failed or not row.done}
     stopped = [name for name in names if name in hold - broken]
-    said = f"Of {_count(len(names), 'defense')}, {len(stopped)} stopped every attack that succeeds without it"
+    said = f"Of {counted(len(names), 'defense')}, {len(stopped)} stopped every attack that succeeds without it"
     return [f"{said}{_named(stopped)}. That is not protection: only a ceiling shows it." if stopped else f"{said}."]
 
 
@@ -216,7 +218,7 @@ def _about_labels(rows: Sequence[Configuration]) -> list[str]:
     always = sum(row.labels_leaked == 1 for row in with_labels)
     if not some:
         return ["No tested attack recovered the labels."] if with_labels else []
-    tested = _count(len(with_labels), "configuration")
+    tested = counted(len(with_labels), "configuration")
     return [f"Labels leaked in {some} of {tested}{f', in {always} of them with every seed' if always else ''}."]
 
 
@@ -243,7 +245,3 @@ def _inf(value: float | None) -> float:
 def _named(names: Iterable[str]) -> str:
     listed = list(names)
     return f" ({', '.join(listed)})" if 0 < len(listed) <= MOST_NAMED else ""
-
-
-def _count(number_: int, word: str) -> str:
-    return f"{number_} {word}{'' if number_ == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""Follows a run of Flower's message API, SecAgg+ included: what is sent, what comes back, and the round that it makes."""
+"""Follows a run of Flower's message API, SecAgg+ included: what is sent, what comes back, the round that it makes."""
 
 from __future__ import annotations
 

@@ -40,7 +40,9 @@ class FollowingFit:
         """Clients with their answers, and what failed."""
         answered = {_name(client): answer for client, answer in results}
         problems = {
-            _name(each[0]): f"{each[1].status.code.name}: {each[1].status.message}" for each in failures if _is_pair(each)
+            _name(each[0]): f"{each[1].status.code.name}: {each[1].status.message}"
+            for each in failures
+            if _is_pair(each)
         }
         problems |= {
             name: f"{answer.status.code.name}: {answer.status.message}"
