@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import json
 import re
 from collections.abc import Callable
@@ -139,8 +139,8 @@ def test_the_text_of_the_readme_ends_in_a_report_of_a_convolutional_network(
         return Message(RecordDict({"metrics": MetricRecord({"num-examples": 1, "loss": 1.0})}), reply_to=message)
 
     monkeypatch.chdir(tmp_path)
-    short = functools.partial(inverting_gradients, iterations=10)
-    monkeypatch.setitem(ATTACKS, "inverting-gradients", short)
+    short = dataclasses.replace(inverting_gradients(), iterations=10)
+    monkeypatch.setitem(ATTACKS, "inverting-gradients", lambda: short)
     model = convolutional()
     names = {
         "model": model,
