@@ -141,6 +141,7 @@ def test_the_text_of_the_readme_ends_in_a_report_of_a_convolutional_network(
     monkeypatch.chdir(tmp_path)
     short = dataclasses.replace(inverting_gradients(), iterations=10)
     monkeypatch.setitem(ATTACKS, "inverting-gradients", lambda: short)
+    monkeypatch.setattr("fedprism.attacks.gradient_matching.presets.inverting_gradients", lambda: short)
     model = convolutional()
     names = {
         "model": model,
