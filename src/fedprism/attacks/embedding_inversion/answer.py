@@ -32,6 +32,8 @@ class Answer(NamedTuple):
     ambiguity: frozenset[Ambiguity]
     tables: tuple[str, ...]
     """Names of the parameters that were read."""
+    by_running_statistics: bool = False
+    """Whether numbers were read through batch norm, by statistics that a client in train mode does not use."""
 
 
 def rows_in_use(observation: Observation, gradient: Update, lookup: Lookup, samples: int | None) -> Used:

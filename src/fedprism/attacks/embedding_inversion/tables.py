@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedprism.attacks.cocktail_party import CocktailParty
 from fedprism.attacks.embedding_inversion.answer import UNKNOWN, Answer, LookupStatus
+from fedprism.network.entrance import depends_on_running_statistics
 from fedprism.network.lookups import Coded, Lookup
 from fedprism.network.network_map import NetworkMap
 from fedprism.network.operations import Operation
@@ -60,7 +61,9 @@ def read_table(
         if not readings:
             readings = _separated(observation, coded.network, columns)
         if readings:
-            return [_answer(coded, lookups, used, columns, reading) for reading in readings]
+            drifting = depends_on_running_statistics(observation, layer, coded.network.inputs)
+            answers = [_answer(coded, lookups, used, columns, reading) for reading in readings]
+            return [answer._replace(by_running_statistics=drifting) for answer in answers]
     return []
 
 
