@@ -118,9 +118,10 @@ def _blocks(layer: Operation, lookup: Lookup, number: int) -> list[Block]:
     """Where a dense layer is fed the rows of a table, place by place; empty if it is not fed them as they are."""
     fed, places = layer.inputs.flatten(1).cpu(), len(lookup.entries)
     rows = lookup.operation.outputs.flatten(1).cpu()
-    if len(rows) != len(fed) or layer.inputs.dim() != 2 or rows.shape[1] % places:
+    width = lookup.operation.shape[1]
+    if len(rows) != len(fed) or layer.inputs.dim() != 2 or rows.shape[1] != places * width:
         return []
-    columns = torch.tensor([_same_column(fed, row) for row in rows.T]).view(places, -1)
+    columns = torch.tensor([_same_column(fed, row) for row in rows.T]).view(places, width)
     return [Block(each, number) for each in columns] if bool((columns >= 0).all()) else []
 
 

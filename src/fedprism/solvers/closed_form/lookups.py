@@ -28,6 +28,10 @@ HALF = 0.5
 """What a share that is 0 or 1 but for rounding is rounded at."""
 MOST_CHOICES = 1_000
 """Choices of one row a sample that are tried: the largest groups of rows are the likeliest, and come first."""
+MOST_NOISE = 0.05
+"""Errors relative to what is taken out of a gradient above which there is no telling what is left."""
+FLOAT32 = torch.finfo(torch.float32).eps
+TINY = torch.finfo(torch.float64).tiny
 WHOLE = 0.05
 """How far from a whole number a count may be."""
 ROUNDED = 4.0
@@ -47,11 +51,14 @@ class Used(NamedTuple):
     """Relative error of the gradients by the number format that they were sent in."""
 
 
-def used_rows(gradient: Tensor, parameter: Tensor | None = None, lookups: int | None = None) -> Used | None:
+def used_rows(
+    gradient: Tensor, parameter: Tensor | None = None, lookups: int | None = None, *, difference: bool = False
+) -> Used | None:
     """The rows that were used; None where more rows have a gradient than can have been used.
 
     Weight decay adds a multiple of the `parameter`; an output layer that shares the table adds to all rows something
-    from a space of few dimensions. `lookups`: how many were made, the most rows that can be in use.
+    from a space of few dimensions. `lookups`: how many were made, the most rows that can be in use. `difference`:
+    whether the gradient is a difference of two parameters, whose rounding errors it has.
     """
     rounding = ROUNDED * torch.finfo(sent_as(gradient) or gradient.dtype).eps
     gradient = gradient.double()
@@ -60,34 +67,55 @@ def used_rows(gradient: Tensor, parameter: Tensor | None = None, lookups: int | 
     if len(used) < len(gradient) if lookups is None else len(used) <= lookups:
         return Used(used, gradient[used], "", rounding)
     most = min(lookups or len(gradient), int(LARGEST_SHARE_USED * len(gradient)))
+    # Errors of a row are in proportion to itself, or to the parameters whose difference it is.
+    errors = rounding * lengths if parameter is None or not difference else parameter.double().norm(dim=1)
+    least = 0.0 if difference else 1.0
     if parameter is not None:
-        without, used = _without_decay(gradient, parameter.double(), max(NOISE_FLOOR, rounding))
+        without, used = _without_decay(gradient, parameter.double(), errors, least)
         if len(used) <= most:
             return Used(used, without[used], "weight decay", rounding)
-    without, used = _without_few_directions(gradient, lengths, rounding)
+    without, used = _without_few_directions(gradient, errors, least)
     cleaned_of = "what an output layer that shares the table adds"
     return Used(used, without[used], cleaned_of, rounding) if len(used) <= most else None
 
 
-def _without_decay(gradient: Tensor, parameter: Tensor, floor: float) -> tuple[Tensor, Tensor]:
-    factors = (gradient * parameter).sum(1) / parameter.square().sum(1).clamp_min(torch.finfo(torch.float64).tiny)
+def _without_decay(gradient: Tensor, parameter: Tensor, errors: Tensor, least: float) -> tuple[Tensor, Tensor]:
+    """Take out a multiple of the parameter: more than half of the rows, which were not used, are nothing else."""
+    factors = (gradient * parameter).sum(1) / parameter.square().sum(1).clamp_min(TINY)
     decay = factors.median() * parameter
-    without = gradient - decay
-    return without, (without.norm(dim=1) > floor * decay.norm(dim=1)).nonzero().flatten()
-
-
-def _without_few_directions(gradient: Tensor, lengths: Tensor, rounding: float) -> tuple[Tensor, Tensor]:
-    """Take out the space that the shorter half of the rows spans: what was used has longer rows."""
-    shorter = lengths.argsort()[: len(lengths) // 2]
-    rows = gradient[shorter]
-    _, sizes, directions = torch.linalg.svd(rows / lengths[shorter, None].clamp_min(1e-300), full_matrices=False)
-    noise = max(rounding / ROUNDED, float(sizes[0]) * torch.finfo(torch.float32).eps)
-    rank = int((sizes > noise * math.sqrt(len(rows))).sum())
-    if rank >= gradient.shape[1]:
+    without, lengths = gradient - decay, decay.norm(dim=1)
+    left = without.norm(dim=1)
+    noise = max(least, ROUNDED * float((left / errors.clamp_min(TINY)).median()))
+    if float((noise * errors).median()) > MOST_NOISE * float(lengths.median()):
         return gradient, torch.arange(len(gradient))
+    return without, (left > torch.maximum(NOISE_FLOOR * lengths, noise * errors)).nonzero().flatten()
+
+
+def _without_few_directions(gradient: Tensor, errors: Tensor, least: float) -> tuple[Tensor, Tensor]:
+    """Take out the space that the shorter half of the rows spans: what was used has longer rows.
+
+    `errors` (rows,): how large errors of the rows are among each other, and at `least` that many times larger; the
+    weakest direction tells how large they are.
+    """
+    lengths, everything = gradient.norm(dim=1), torch.arange(len(gradient))
+    present = ((lengths > 0) & (errors > 0)).nonzero().flatten()
+    shorter = present[lengths[present].argsort()[: len(present) // 2]]
+    width = gradient.shape[1]
+    if len(shorter) <= width:
+        return gradient, everything
+    _, sizes, directions = torch.linalg.svd(gradient[shorter] / errors[shorter, None], full_matrices=False)
+    roots = math.sqrt(len(shorter)), math.sqrt(width)
+    # White noise's singular values lie between the difference and the sum of these roots.
+    spread = (roots[0] + roots[1]) / (roots[0] - roots[1])
+    noise = max(roots[0] * least / ROUNDED, roots[0] * float(sizes[0]) * FLOAT32, spread * float(sizes[-1]))
+    rank = int((sizes > noise).sum())
+    if rank >= width or noise > MOST_NOISE * float(sizes[0]):
+        return gradient, everything
     space = directions[:rank]
     without = gradient - gradient @ space.T @ space
-    return without, (without.norm(dim=1) > max(NOISE_FLOOR, rounding) * lengths).nonzero().flatten()
+    left = without.norm(dim=1)
+    typical = max(least, ROUNDED * float((left[shorter] / errors[shorter]).median()))
+    return without, (left > torch.maximum(NOISE_FLOOR * lengths, typical * errors)).nonzero().flatten()
 
 
 def places_of_rows(rows: Tensor, errors: Tensor) -> tuple[Tensor, float] | None:
