@@ -69,7 +69,7 @@ def texts(samples: int) -> Callable[[], fp.Batch]:
 
 
 def series() -> fp.Batch:
-    return fp.Batch(torch.rand(1, 4, 6, generator=torch.Generator().manual_seed(2)), torch.tensor([2]))
+    return fp.Batch(torch.rand(1, 3, 5, generator=torch.Generator().manual_seed(2)), torch.tensor([2]))
 
 
 def seeded(kind: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
@@ -119,10 +119,14 @@ class Words(nn.Module):
 class Steps(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.cells, self.head = nn.LSTM(6, 24, batch_first=True), nn.Linear(24, 4)
+        self.cells, self.head = nn.LSTM(5, 8, batch_first=True), nn.Linear(8, 4)
 
     def forward(self, steps: Tensor) -> Tensor:
         return self.head(self.cells(steps)[0][:, -1])  # type: ignore[no-any-return]
+
+
+def few_steps() -> fp.Attack:
+    return fp.attacks.RowSpaceInversion(starts=2, steps=15)
 
 
 def fishing() -> fp.Attack:
@@ -148,8 +152,8 @@ CASES = {
         fp.attacks.embedding_inversion, lambda: seeded(lambda: Words(tied=True)), texts(2)
     ),
     "embedding-inversion of rows": Case(fp.attacks.embedding_inversion, lambda: seeded(Table), lambda: table(3)),
-    "row-space-inversion": Case(fp.attacks.row_space_inversion, fc2, digits(0, 1)),
-    "row-space-inversion of steps": Case(fp.attacks.row_space_inversion, lambda: seeded(Steps), series),
+    "row-space-inversion": Case(few_steps, fc2, digits(0, 1)),
+    "row-space-inversion of steps": Case(few_steps, lambda: seeded(Steps), series),
     "row-space-inversion of one output": Case(
         fp.attacks.row_space_inversion, yes_or_no, one_digit_as_yes, "binary_cross_entropy"
     ),
@@ -248,7 +252,7 @@ class TestLaws:
 
     def test_noise_in_place_of_an_update_is_not_called_exact(self, name: str) -> None:
         observation, attack = observed(CASES[name]), CASES[name].attack()
-        rng = torch.Generator().manual_seed(0)
+        rng = torch.Generator().manual_seed(99)
         noise = changed(observation, lambda tensor: torch.randn(tensor.shape, generator=rng))
         if name.startswith("embedding-inversion"):
             with pytest.raises(fp.NotApplicable, match="found more with one"):

@@ -127,8 +127,10 @@ class TorchCall:
             input_weight = next(p for p in parameters if p.dim() == 2)
             weight, bias = input_weight, next((p for p in parameters if p.dim() == 1), None)
         elif kind is Kind.ATTENTION:
-            matrices = [p for p in parameters if p.dim() == 2 and p is not self.kwargs.get("out_proj_weight")]
-            weight = next((p for p in matrices if p is self.argument(5, "in_proj_weight")), matrices[0])
+            matrices = [p for p in parameters if p.dim() == 2 and p is not self.argument(11, "out_proj_weight")]
+            # One matrix for queries, keys and values, or one for each.
+            wanted = self.argument(5, "in_proj_weight"), self.kwargs.get("q_proj_weight")
+            weight = next((p for p in matrices if any(p is each for each in wanted)), matrices[0])
             bias = self.argument(6, "in_proj_bias")
         if not used(weight):  # the data come second, as in `parameter @ data`
             return Kind.OTHER, parameters[0], None

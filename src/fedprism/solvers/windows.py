@@ -106,7 +106,7 @@ class WindowStatus(StrEnum):
     INTERPOLATED = "the middle of the tightest bounds in the lattice's cells, interpolated between them"
     MEANS = "each pixel has the mean of a window around it"
     FITTED = "the smoothest image with nearly the given windows; its misfit says how nearly"
-    CROSSED = "some upper bounds are below lower ones, from noise or from blended samples; the middle is used"
+    CROSSED = "some upper bounds are below lower ones; the middle is used"
 
 
 class Decoded(NamedTuple):

@@ -168,9 +168,7 @@ def counts_of_samples(
         units = amounts.sum(1) / length if length is not None else _smallest(amounts)
         counts = amounts / units[:, None]
         whole = counts.round()
-        if bool(((counts - whole).abs() <= WHOLE).all()) and torch.allclose(
-            rays.T @ amounts, rows.T, atol=tolerance
-        ):
+        if bool(((counts - whole).abs() <= WHOLE).all()) and torch.allclose(rays.T @ amounts, rows.T, atol=tolerance):
             counted: Tensor = whole.long()
             return counted
     return None
