@@ -272,3 +272,26 @@ def test_places_that_the_rest_of_the_update_contradicts_are_said_to_be() -> None
 def test_numbers_behind_batch_norm_are_not_called_exact() -> None:
     answer, _, _ = attacked(built(Normalised), rows(4))
     assert answer.status == f"{LookupStatus.LINKED}; {RUNNING_STATISTICS}"
+
+
+@pytest.mark.parametrize("short", ["float16", "bfloat16"])
+@pytest.mark.parametrize("samples", [1, 4])
+def test_rounding_leaves_every_cell_of_a_table(short: str, samples: int) -> None:
+    answer, scores, _ = attacked(built(Table), rows(samples), defense=fp.defenses.Cast(short))
+    assert answer.status == LookupStatus.EXACT
+    assert min(value for value in scores.values["psnr"] if value is not None) > 60
+
+
+def test_rows_are_certified_under_a_loss_of_yes_and_no_and_never_contradicted_by_unknown_numbers() -> None:
+    class Single(Table):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body[2] = nn.Linear(48, 1)
+
+    cells = rows(4).inputs
+    answers = []
+    for loss, labels in (("binary_cross_entropy", torch.tensor([0.0, 1.0, 1.0, 0.0])), ("mse", torch.rand(4))):
+        answer, scores, _ = attacked(built(Single), fp.Batch(cells, labels), loss=loss)
+        assert min(value for value in scores.values["psnr"] if value is not None) > 60
+        answers.append(answer.status)
+    assert answers == [LookupStatus.EXACT, LookupStatus.LINKED]

@@ -195,3 +195,23 @@ def test_one_sample_that_does_not_explain_the_rest_is_named_as_such() -> None:
     update = {**observation.round.update, "head.weight": torch.ones_like(observation.round.update["head.weight"])}
     changed = replace(observation, rounds=(replace(observation.round, update=update),))
     assert fp.run(fp.attacks.row_space_inversion(), changed).status == RowSpaceStatus.CONTRADICTED
+
+
+def test_a_gradient_of_zeros_is_named() -> None:
+    def untouched() -> nn.Module:
+        model = Adapter()
+        nn.init.zeros_(model.up.weight)
+        return model
+
+    observation = simulated(untouched, fp.Batch(torch.randn(1, 10), torch.tensor([1])))
+    with pytest.raises(fp.NotApplicable, match=r"'down.weight', found zeros"):
+        fp.run(fp.attacks.row_space_inversion(), observation)
+
+
+def test_labels_of_one_sample_behind_a_frozen_output_layer_are_tried() -> None:
+    inputs = torch.randn(1, 10, generator=torch.Generator().manual_seed(0))
+    observation = simulated(Adapter, fp.Batch(inputs, torch.tensor([3])))
+    answer = fp.run(fp.attacks.row_space_inversion(), observation)
+    assert answer.status == RowSpaceStatus.EXACT
+    assert answer.labels is not None
+    assert answer.labels.tolist() == [3]

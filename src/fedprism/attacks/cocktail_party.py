@@ -97,8 +97,8 @@ class CocktailParty(UpdateAttack):
     def attack_update(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
         round = observation.round
         network = network_map(observation)
-        layer = attacked_layer(network)
-        if layer is None or layer.weight not in round.update:
+        layer = attacked_layer(network, round.update)
+        if layer is None:
             raise NotApplicable(
                 "cocktail-party expects a dense layer and its gradient, found none in this model and update; "
                 "use gradient-matching instead."
@@ -228,9 +228,10 @@ def cocktail_party() -> CocktailParty:
     return CocktailParty()
 
 
-def attacked_layer(network: NetworkMap) -> Operation | None:
+def attacked_layer(network: NetworkMap, update: Update) -> Operation | None:
     """The dense layer whose inputs are separated: the one fed by the inputs, or the first behind the features."""
-    return network.fed_by_input() or next((layer for layer in network.layers if layer.inputs.dim() == 2), None)
+    trained = (layer for layer in network.layers if layer.inputs.dim() == 2 and layer.weight in update)
+    return network.fed_by_input(update) or next(trained, None)
 
 
 def images_with(

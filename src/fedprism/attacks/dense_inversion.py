@@ -70,7 +70,7 @@ class DenseInversion(UpdateAttack):
     def attack_update(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
         round = observation.round
         network = network_map(observation)
-        layer = network.fed_by_input()
+        layer = network.fed_by_input(round.update) or network.fed_by_input()
         if layer is None:
             raise NotApplicable(
                 "dense-inversion expects a dense layer fed by the input, found none in this model; "
@@ -109,7 +109,7 @@ def _gradient(layer: Operation, gradient: Update) -> tuple[Tensor, Tensor]:
     if layer.bias is None or layer.bias not in gradient or layer.weight not in gradient:
         raise NotApplicable(
             f"dense-inversion expects the weight and the bias of '{layer.weight}' in the update, "
-            "found no bias; use gradient-matching instead."
+            f"found no {'bias' if layer.weight in gradient else 'weight'}; use gradient-matching instead."
         )
     return layer.rows(gradient), gradient[layer.bias]
 

@@ -11,6 +11,8 @@ Language Models", NeurIPS 2024, who look tokens up in it. Here nothing has to be
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, NamedTuple
@@ -20,6 +22,7 @@ import torch
 from scipy.optimize import least_squares
 from torch import Tensor
 
+from fedprism import losses
 from fedprism.attacks.base import Circumstances, UpdateAttack
 from fedprism.attacks.certificate import certified, explaining_labels
 from fedprism.attacks.gradient_matching.forward import FORWARD_USES, Forward, forward_model
@@ -108,15 +111,21 @@ class RowSpaceInversion(UpdateAttack):
 
     def _reading(self, observation: Observation, size: int) -> _Reading:
         """The layer whose row space leaves the fewest numbers open."""
-        gradient, readings = direction(observation.round), []
+        gradient, readings, silent = direction(observation.round), list[_Reading](), None
         for layer in placed_layers(observation):
             weight = layer.operation.weight
             units = len(layer.operation.rows(gradient)) if weight in gradient else 0
+            silent = silent or (weight if units and not bool(gradient[weight].any()) else None)
             if size * len(layer.entries) > units:  # the rows then span less than what was fed
                 continue
             space = _space(observation, layer, gradient, size)
             if space is not None and size * len(space.directions) <= self.most_open:
                 readings.append(_Reading(layer, space))
+        if not readings and silent is not None:
+            raise NotApplicable(
+                f"row-space-inversion expects a gradient of '{silent}', found zeros, as in the first step of LoRA; "
+                "attack a later round."
+            )
         if not readings:
             raise NotApplicable(
                 "row-space-inversion expects a first layer that is applied at fewer places than it has units and "
@@ -127,21 +136,22 @@ class RowSpaceInversion(UpdateAttack):
 
     def _search(self, observation: Observation, space: OpenSpace, size: int, rng: torch.Generator) -> _Found:
         """Least squares on the direction of the whole gradient, from random samples, until one explains the update."""
-        labels = _labels(observation, size)
-        misfit = _Misfit(observation, space, labels)
+        misfits = [_Misfit(observation, space, labels) for labels in _possible_labels(observation, size)]
         best, smallest = None, np.inf
         for number in range(self.starts):
             progress.report(number, self.starts)
             start = (_plausible(observation, size, rng) - space.origin) @ torch.linalg.pinv(space.directions)
-            solution = least_squares(
-                misfit, start.flatten().numpy(), jac="3-point", max_nfev=self.steps, xtol=PRECISION
-            )
-            if solution.cost < smallest:
-                best, smallest = misfit.samples(solution.x), solution.cost
-                if certified(observation, observation.knowledge.shaped(best), labels):
-                    return _Found(best, labels, _exact_if_determined(solution.jac))
+            for misfit in misfits:
+                solution = least_squares(
+                    misfit, start.flatten().numpy(), jac="3-point", max_nfev=self.steps, xtol=PRECISION
+                )
+                if solution.cost < smallest:
+                    smallest = solution.cost
+                    best = _Found(misfit.samples(solution.x), misfit.labels, RowSpaceStatus.APPROXIMATE)
+                    if certified(observation, observation.knowledge.shaped(best.samples), best.labels):
+                        return best._replace(status=_exact_if_determined(solution.jac))
         assert best is not None
-        return _Found(best, labels, RowSpaceStatus.APPROXIMATE)
+        return best
 
 
 def row_space_inversion() -> RowSpaceInversion:
@@ -151,6 +161,8 @@ def row_space_inversion() -> RowSpaceInversion:
 
 PRECISION = 1e-12
 """Relative change of the open numbers at which least squares in double precision stops."""
+MOST_LABELS = 16
+"""Labels of a batch that are tried, each with a search of its own."""
 DETERMINED = 1e-6
 """Slope of the misfit, relative to its steepest, below which a direction is left open: rounding of single precision."""
 
@@ -176,7 +188,7 @@ def _exact_if_determined(slopes: np.ndarray) -> RowSpaceStatus:
 def _explains_in_another_order(observation: Observation, layer: PlacedLayer, found: _Found) -> bool:
     """Whether the samples explain the update as well with their places in reverse: the network knows no order then."""
     places = layer.entries
-    if len(places) == 1 or len(places.unique()) != places.numel() or not bool(layer.slope.all()):
+    if len(places) == 1 or len(torch.unique(places)) != places.numel() or not bool(layer.slope.all()):
         return False
     turned = found.samples.clone()
     turned[:, places.flatten()] = found.samples[:, places.flip(0).flatten()]
@@ -234,17 +246,21 @@ def _space(observation: Observation, layer: PlacedLayer, gradient: Update, sampl
     return open_space(rows, fed, size, with_bias=with_bias, most=samples * len(layer.entries))
 
 
-def _labels(observation: Observation, size: int) -> Tensor:
+def _possible_labels(observation: Observation, size: int) -> list[Tensor]:
+    """The labels that are granted or that the update tells; failing that, all there may be, if these are few."""
     known = observation.knowledge.labels
     if isinstance(known, Tensor):
-        return known
+        return [known]
     given = given_labels(Labels.INFERRED, observation, observation.round, size)
-    if given.fixed is None:
+    if given.fixed is not None:
+        return [given.fixed]
+    classes = given.outputs[0] if len(given.outputs) == 1 and losses.is_cross_entropy(observation.knowledge.loss) else 0
+    if not 0 < math.comb(classes + size - 1, size) <= MOST_LABELS:
         raise NotApplicable(
             f"row-space-inversion expects labels that the update tells, found that they have to be {given.note}; "
             "grant the labels."
         )
-    return given.fixed
+    return [torch.tensor(labels) for labels in itertools.combinations_with_replacement(range(classes), size)]
 
 
 def _plausible(observation: Observation, size: int, rng: torch.Generator) -> Tensor:

@@ -6,7 +6,7 @@ functions. Attacks look for their layer here and nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -69,12 +69,13 @@ class NetworkMap:
         """Whether an operation is fed the network's input, or one of several, as it is up to its shape."""
         return any(_same_numbers(tensor, operation.inputs) for tensor in tensors_in(self.inputs))
 
-    def fed_by_input(self) -> Operation | None:
-        """The dense layer whose input is the network's input, flattened."""
+    def fed_by_input(self, sent: Container[str] | None = None) -> Operation | None:
+        """The first dense layer whose input is the network's input, flattened; of those whose weights were sent."""
         inputs = self.inputs
         if not isinstance(inputs, Tensor):
             return None
-        return next((layer for layer in self.layers if same(layer.inputs, inputs.flatten(1))), None)
+        layers = (layer for layer in self.layers if sent is None or layer.weight in sent)
+        return next((layer for layer in layers if same(layer.inputs, inputs.flatten(1))), None)
 
     def output_layer(self) -> Operation | None:
         """The dense layer whose output is the network's output."""

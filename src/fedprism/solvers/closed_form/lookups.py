@@ -37,7 +37,7 @@ WHOLE = 0.05
 ROUNDED = 4.0
 """Rounding errors of an entry, in units of its number format's precision, that differences of rows may hold."""
 LEVELLED = 0.9
-"""Part of the entries that are equally large if an optimizer divided each by its own size, as Adam's first step does."""
+"""Part of the entries that are equally large if an optimizer divided each by its size, as Adam's first step does."""
 
 
 class Used(NamedTuple):
