@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import fedprism as fp
 from fedprism.attacks.certificate import rounding_error
 from fedprism.attacks.embedding_inversion.answer import LookupStatus
+from fedprism.attacks.gradient_matching.labels import given_labels
 from fedprism.attacks.imprint import ImprintStatus
 from fedprism.attacks.patch_inversion import EXACT as PATCHES_EXACT
 from fedprism.attacks.row_space_inversion import RowSpaceStatus
@@ -268,6 +269,19 @@ class TestLaws:
         except fp.NotApplicable:
             return
         assert_borne_out(observation, answer)
+
+
+@pytest.mark.parametrize("numbers", [(0,), (0, 1, 2, 2), tuple(range(30))], ids=len)
+def test_any_positive_factor_leaves_the_labels(numbers: tuple[int, ...]) -> None:
+    observation = observed(Case(fp.attacks.dense_inversion, fc2, digits(*numbers)))
+
+    def labels(factor: float) -> list[int]:
+        seen = changed(observation, lambda tensor: factor * tensor)
+        given = given_labels(fp.attacks.Labels.INFERRED, seen, seen.round, len(numbers)).fixed
+        assert given is not None
+        return given.tolist()
+
+    assert len({tuple(labels(factor)) for factor in (1.0, *SCALES)}) == 1
 
 
 # --- EXACT is about what is returned ---------------------------------------------------------------------------------

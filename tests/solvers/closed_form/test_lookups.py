@@ -157,3 +157,18 @@ def test_rows_of_equally_large_entries_tell_no_counts() -> None:
     assert used is not None
     assert counts_of_samples(used.gradients, samples=1) is not None
     assert counts_of_samples(used.gradients.sign(), samples=1) is None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_words_that_two_samples_share_do_not_hide_whose_the_others_are(seed: int) -> None:
+    """Of each pair of samples, more words are both's than either's own."""
+    torch.manual_seed(seed)
+    words = torch.randperm(TOKENS)[:80].view(10, 8)
+    shared, own = words[:, :6].repeat_interleave(2, 0), words[:, 6:].reshape(20, 1)
+    batch = torch.cat([shared, own, own], 1)
+    used = used_rows(bag_gradient(batch))
+    assert used is not None
+    counts = counts_of_samples(used.gradients, batch.shape[1], samples=20)
+    assert counts is not None
+    truth = [torch.bincount(sample, minlength=TOKENS)[used.rows].tolist() for sample in batch]
+    assert sorted(counts.tolist()) == sorted(truth)

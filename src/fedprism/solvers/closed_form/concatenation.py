@@ -128,6 +128,6 @@ def samples_in_span(
 def _distances(span: Tensor, points: Tensor, inside_span: float) -> Tensor:
     """How far points lie from the span of the rows."""
     basis = torch.linalg.svd(span, full_matrices=False)
-    inside = basis.Vh[inside_span * basis.S[0] < basis.S]
+    inside = basis.Vh[inside_span / ROUNDED * basis.S[0] < basis.S]
     distances: Tensor = (points - points @ inside.T @ inside).norm(dim=1)
     return distances

@@ -7,11 +7,11 @@ sends the same error to all of its places (their mean or sum is taken) they tell
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import NamedTuple
 
 import torch
+from scipy.optimize import nnls
 from torch import Tensor
 
 from fedprism.solvers.separation.mixture import sent_as
@@ -26,8 +26,6 @@ EQUAL = 1e-2
 """Distance between a row and an error, relative to the row, below which they are the same: above half precision's."""
 HALF = 0.5
 """What a share that is 0 or 1 but for rounding is rounded at."""
-MOST_CHOICES = 1_000
-"""Choices of one row a sample that are tried: the largest groups of rows are the likeliest, and come first."""
 MOST_NOISE = 0.05
 """Errors relative to what is taken out of a gradient above which there is no telling what is left."""
 FLOAT32 = torch.finfo(torch.float32).eps
@@ -160,18 +158,30 @@ def counts_of_samples(
     rank = int(torch.linalg.matrix_rank(directions, rtol=tolerance))
     if rank != samples if samples is not None else rank == len(rows):
         return None
-    for chosen in itertools.islice(itertools.combinations(groups[: 2 * rank], rank), MOST_CHOICES):
-        rays = torch.stack([directions[group[0]] for group in chosen])
-        amounts = torch.linalg.lstsq(rays.T, rows.T).solution  # (samples, used)
-        if bool((amounts < -tolerance * amounts.abs().amax(1, keepdim=True)).any()):
-            continue
-        units = amounts.sum(1) / length if length is not None else _smallest(amounts)
-        counts = amounts / units[:, None]
-        whole = counts.round()
-        if bool(((counts - whole).abs() <= WHOLE).all()) and torch.allclose(rays.T @ amounts, rows.T, atol=tolerance):
-            counted: Tensor = whole.long()
-            return counted
-    return None
+    rays = _extreme_rays(torch.stack([directions[group].mean(0) for group in groups]), rank, tolerance)
+    if len(rays) != rank:
+        return None
+    amounts = torch.linalg.lstsq(rays.T, rows.T).solution  # (samples, used)
+    if bool((amounts < -tolerance * amounts.abs().amax(1, keepdim=True)).any()):
+        return None
+    units = amounts.sum(1) / length if length is not None else _smallest(amounts)
+    counts = amounts / units[:, None]
+    whole = counts.round()
+    if bool(((counts - whole).abs() > WHOLE).any()) or not torch.allclose(rays.T @ amounts, rows.T, atol=tolerance):
+        return None
+    counted: Tensor = whole.long()
+    return counted
+
+
+def _extreme_rays(directions: Tensor, most: int, tolerance: float) -> Tensor:
+    """Those directions (n, width) that are no sum of positive multiples of the others."""
+    coordinates = (directions @ torch.linalg.svd(directions, full_matrices=False).Vh[:most].T).numpy()
+    kept = list(range(len(coordinates)))
+    for number in range(len(coordinates)):
+        others = [other for other in kept if other != number]
+        if others and nnls(coordinates[others].T, coordinates[number])[1] <= tolerance:
+            kept = others
+    return directions[kept]
 
 
 def _levelled(rows: Tensor) -> bool:
