@@ -16,6 +16,8 @@ from torch import Tensor
 from fedprism.errors import BadInput
 from fedprism.types import LossFn, is_soft
 
+IGNORED_LABEL = -100
+"""The label of tokens and pixels that torch's cross-entropy leaves out."""
 OUTPUT_NAMES = ("logits", "out", "output", "prediction")
 """Names under which models return what the loss is for: those of transformers, torchvision's segmentation, others."""
 

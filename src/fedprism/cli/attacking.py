@@ -106,7 +106,7 @@ def summary(record: Record, files: Mapping[str, bytes]) -> Table:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
-    explained = "cannot be told" if record.residual is None else f"{record.residual:.3g} of the update left unexplained"
+    explained = "unknown" if record.residual is None else f"{record.residual:.3g} (0 = update fully explained)"
     table.add_row("attack", str(record.cell["settings"]))
     table.add_row("status", record.status)
     table.add_row("residual", explained)

@@ -110,11 +110,10 @@ def network(images: fp.data.ImageSet, width: int | None, rng: torch.Generator, w
 
 @dataclass(frozen=True, kw_only=True)
 class AttackedCase(RecipeTrial):
-    """All attacks on all batches of a case; `measures` are the scores that are kept."""
+    """All attacks on all batches of a case."""
 
     case: Case
     trials: int
-    measures: tuple[str, ...] = CRITERIA
 
     @property
     def title(self) -> str:

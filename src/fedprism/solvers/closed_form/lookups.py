@@ -35,8 +35,6 @@ class Used(NamedTuple):
     """(used,) numbers of the rows that were used."""
     gradients: Tensor
     """(used, width) what the lookups gave them, in double precision."""
-    cleaned_of: str
-    """What else there was in the gradient and was taken out; empty if nothing."""
 
 
 def used_rows(gradient: Tensor, parameter: Tensor | None = None, lookups: int | None = None) -> Used | None:
@@ -49,14 +47,14 @@ def used_rows(gradient: Tensor, parameter: Tensor | None = None, lookups: int | 
     lengths = gradient.norm(dim=1)
     used = lengths.nonzero().flatten()
     if len(used) < len(gradient) if lookups is None else len(used) <= lookups:
-        return Used(used, gradient[used], "")
+        return Used(used, gradient[used])
     most = min(lookups or len(gradient), int(LARGEST_SHARE_USED * len(gradient)))
     if parameter is not None:
         without, used = _without_decay(gradient, parameter.double())
         if len(used) <= most:
-            return Used(used, without[used], "weight decay")
+            return Used(used, without[used])
     without, used = _without_few_directions(gradient, lengths)
-    return Used(used, without[used], "what an output layer that shares the table adds") if len(used) <= most else None
+    return Used(used, without[used]) if len(used) <= most else None
 
 
 def _without_decay(gradient: Tensor, parameter: Tensor) -> tuple[Tensor, Tensor]:
