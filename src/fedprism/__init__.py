@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         types,
         utility,
     )
-    from fedprism.attacks.base import then
+    from fedprism.attacks.reduction import then
     from fedprism.client.update import FedAvg, FedSGD, local_update
     from fedprism.defenses.base import chain
     from fedprism.errors import FedprismError, MissingKnowledge, NotApplicable
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "attacks.base": ("then",),
+    "attacks.reduction": ("then",),
     "client.update": ("FedAvg", "FedSGD", "local_update"),
     "defenses.base": ("chain",),
     "errors": ("FedprismError", "MissingKnowledge", "NotApplicable"),

@@ -4,17 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fedprism.attacks.base import (
-    Attack,
-    Circumstances,
-    Reduced,
-    Reduction,
-    Then,
-    UpdateAttack,
-    joined,
-    split_updates,
-    then,
-)
+from fedprism.attacks.base import Attack, Circumstances, UpdateAttack
 from fedprism.attacks.class_fishing import ClassFishing, class_fishing
 from fedprism.attacks.cocktail_party import CocktailParty, cocktail_party
 from fedprism.attacks.curious_client import OtherClients, OthersStatus
@@ -45,7 +35,9 @@ from fedprism.attacks.mkor.filters import Disguise
 from fedprism.attacks.mkor.head import Reference
 from fedprism.attacks.patch_inversion import PatchInversion, patch_inversion
 from fedprism.attacks.property_inference import HoldsClass, Negative, PropertyInference, property_inference
+from fedprism.attacks.reduction import Reduced, Reduction, Then, then
 from fedprism.attacks.row_space_inversion import RowSpaceInversion, row_space_inversion
+from fedprism.attacks.updates import joined, split_updates
 from fedprism.runtime.cuda_graphs import Engine
 from fedprism.runtime.executors import Processes, RayCluster, Serial
 from fedprism.solvers.matching.distances import cosine, squared_error

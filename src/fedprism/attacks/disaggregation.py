@@ -18,7 +18,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedprism.attacks.base import Attack, Circumstances, Reduced, Reduction
+from fedprism.attacks.base import Attack, Circumstances
+from fedprism.attacks.reduction import Reduced, Reduction
 from fedprism.errors import BadInput, MissingKnowledge, NotApplicable
 from fedprism.runtime import progress
 from fedprism.runtime.executors import Executor

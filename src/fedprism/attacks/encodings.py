@@ -21,11 +21,12 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fedprism import losses
-from fedprism.attacks.base import Attack, Circumstances, split_updates
+from fedprism.attacks.base import Attack, Circumstances
 from fedprism.attacks.gradient_matching.attack import GradientMatching
 from fedprism.attacks.gradient_matching.forward import input_box
 from fedprism.attacks.gradient_matching.labels import Labels
 from fedprism.attacks.gradient_matching.presets import inverting_gradients
+from fedprism.attacks.updates import split_updates
 from fedprism.client.batchnorm import buffers_of
 from fedprism.defenses.mixup import Told
 from fedprism.errors import BadInput, MissingKnowledge, NotApplicable

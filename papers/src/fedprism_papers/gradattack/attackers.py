@@ -19,8 +19,7 @@ import torch
 from torch import nn
 
 import fedprism as fp
-from fedprism.attacks import Encodings, GradientMatching, MixedSamples
-from fedprism.attacks.base import joined
+from fedprism.attacks import Encodings, GradientMatching, MixedSamples, joined
 from fedprism.defenses import Context, Defense, InstaHide, MixUp, Prune
 from fedprism.defenses.mixup import Mixing
 from fedprism.pixels import Normalization

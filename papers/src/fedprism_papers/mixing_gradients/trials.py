@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import fedprism as fp
-from fedprism.attacks import LBFGS, GradientMatching, mixing_angle, mixing_l2, mixing_orthogonal
-from fedprism.attacks.base import joined
+from fedprism.attacks import LBFGS, GradientMatching, joined, mixing_angle, mixing_l2, mixing_orthogonal
 from fedprism.experiments import Outcome
 from fedprism.metrics import THRESHOLD_LOOSE, THRESHOLD_STRICT, avd, avd_floor, recovery_rate
 from fedprism.metrics.recovery import RecoveryRate
