@@ -232,7 +232,7 @@ def _costs(rows: Sequence[Summary]) -> list[str]:
     costs = [row for row in rows if row.cell["kind"] == "utility"]
     if not costs:
         return []
-    lines = ["", "## What defenses cost", "", "| defense | accuracy | time a step | epsilon |", "|---|---|---|---|"]
+    lines = ["", "## What defenses cost", "", "| defense | accuracy | time per step | epsilon |", "|---|---|---|---|"]
     for row in costs:
         accuracy = _accuracy(row)
         if row.interval is not None:

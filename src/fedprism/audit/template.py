@@ -94,7 +94,7 @@ seeds = [0, 1]                   # each draws data, weights and noise anew; more
 # ceiling = true                 # bound what any attacker could recover; without it nothing counts as protected
 # pictures = 8                   # samples a cell keeps beside what came back; 0 keeps none, the default for captures
 
-[utility]                        # what defenses cost: accuracy, time a step, epsilon; without this part: not measured
+[utility]                        # what defenses cost: accuracy, time per step, epsilon; without this part: not measured
 epochs = 5                       # passes over the data; by default 10
 # batch_size = 64
 # clients = 1

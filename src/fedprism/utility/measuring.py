@@ -96,7 +96,7 @@ class Utility:
         between = "" if self.interval is None else f" ({self.interval.low:.1%} to {self.interval.high:.1%})"
         words = [f"{self.defense!r}: accuracy {self.accuracy:.1%}{between}"]
         if self.time_factor is not None:
-            words.append(f"{self.time_factor:.2f} times the time a step")
+            words.append(f"{self.time_factor:.2f} times the time per step")
         if self.epsilon is not None:
             one = "" if self.release_epsilon is None else f", {self.release_epsilon:.3g} for one release,"
             words.append(f"epsilon {self.epsilon:.3g} for the whole training{one} at delta {self.delta:g}")

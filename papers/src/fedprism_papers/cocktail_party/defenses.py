@@ -31,12 +31,12 @@ from fedprism_papers.shared.cells import Attacked, AttackTrial, attack_cell, by_
 from fedprism_papers.shared.measuring import ANSWERED, HIGH_PSNR, OVER_40_DB, PSNR, SHOWN_IMAGES, Scores
 from fedprism_papers.shared.victims import CIFAR, IMAGENET, Victim, part
 
-SIZES, NOISE_SIZES, QUICK_SIZES = (8, 32), (1, 8, 32), (8,)
+SIZES, NOISE_SIZES, QUICK_SIZES = (8, 32), (1, 8, 32), (8,)  # images per batch
 BATCHES = 3
 """Batches of a cell."""
 TRAINED_ON = 5_000
 """How many of the training images, the first ones, every network is trained on: there are nine networks."""
-QUICK_SIDE, QUICK_CROPS, QUICK_ATTACKED, QUICK_EPOCHS = 16, 64, 256, 5
+QUICK_SIDE, QUICK_CROPS, QUICK_ATTACKED, QUICK_EPOCHS = 16, 64, 256, 5  # pixels, crops per photograph, images, epochs
 GOOD_PSNR = 25.0
 """Decibels above which an image is good: plainly recognised."""
 BEST, WORST, GOOD, LIKENESS = "best PSNR", "worst PSNR", "over 25 dB", "correlation"

@@ -19,7 +19,7 @@ from fedprism_papers.shared.victims import CLIENT_IMAGES, cnn_photos, vgg16_imag
 
 BATCHES = {32: 5, 64: 5, 128: 5, 256: 3, 512: 1, 1024: 1}
 SIZES, FEDAVG_SIZES, QUICK_SIZES = tuple(BATCHES), (16, 32, 64, 128), (8, 16)
-FEDAVG_BATCHES = 5
+FEDAVG_BATCHES = 5  # per cell
 
 # LPIPS by batch size, and by the number of images that a client holds.
 PAPER: dict[str, tuple[float | str, ...]] = {
@@ -98,7 +98,7 @@ TABLE_5 = Recipe(
 
 # --- figure 7: how close features come to the true ones, by batch size and number of features -------------------------
 
-POOLS, QUICK_POOLS = (7, 4, 2, 1), (8, 4, 2)
+POOLS, QUICK_POOLS = (7, 4, 2, 1), (8, 4, 2)  # sides of the maps that features are averaged to
 FEWER_SIZES = (32, 128)
 """Batch sizes for networks with fewer features than published."""
 

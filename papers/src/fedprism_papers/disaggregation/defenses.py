@@ -17,7 +17,7 @@ from fedprism_papers.shared.base import Announce, Outcome, Recipe, Row, Settings
 
 FEDERATION = planted.Federation(users=100, rounds=400, parameters=10_000)
 QUICK_FEDERATION = planted.Federation(users=20, rounds=60, parameters=300)
-TRIALS = 3
+TRIALS = 3  # per defense
 COST = "error of the sum"
 METRICS = (planted.COLUMNS, planted.SURE, planted.SURE_WRONG)
 

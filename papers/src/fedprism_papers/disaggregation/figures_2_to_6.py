@@ -142,13 +142,13 @@ FIG_2, FIG_3, FIG_4, FIG_5 = (figure.recipe() for figure in FIGURES)
 
 # --- figure 6: how long it takes, by the number of users -------------------------------------------------------------
 
-USERS, QUICK_USERS = (64, 128, 256, 512, 1024), (64, 128)
-ROUNDS_A_USER = 2
-PARAMETERS, QUICK_PARAMETERS = 10_000, 1_000
-TRIALS = 3
+USERS, QUICK_USERS = (64, 128, 256, 512, 1024), (64, 128)  # in a federation
+ROUNDS_A_USER = 2  # rounds = this many times the users
+PARAMETERS, QUICK_PARAMETERS = 10_000, 1_000  # of an update
+TRIALS = 3  # per number of users
 PROGRAMS, QUICK_PROGRAMS = 3, 1
 """Users whose integer program is solved; the time for all users is extrapolated from them."""
-PROGRAM_LIMIT, QUICK_PROGRAM_LIMIT = 60.0, 5.0
+PROGRAM_LIMIT, QUICK_PROGRAM_LIMIT = 60.0, 5.0  # seconds for one integer program
 FACTOR = "time factor"
 
 RECOVERED, PROVED, PROGRAM = "ours", "ours with proofs", "integer programs"

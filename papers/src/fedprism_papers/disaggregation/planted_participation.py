@@ -30,7 +30,7 @@ SAID = (
     "said: columns that the solver itself calls found; said wrongly: the fraction of all users for whom that is not "
     "so. No integer program and no lattice is used here."
 )
-TRIALS, QUICK_TRIALS = 30, 1
+TRIALS, QUICK_TRIALS = 30, 1  # federations per setting
 TIME_LIMIT = 20.0
 """Seconds a trial for lattices and integer programs, together."""
 

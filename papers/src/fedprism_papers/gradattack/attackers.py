@@ -28,7 +28,7 @@ from fedprism.solvers import TotalVariation
 from fedprism_papers.gradattack import inversion
 from fedprism_papers.shared.base import Outcome, Settings
 
-QUICK_ITERATIONS = 150
+QUICK_ITERATIONS = 150  # of a quick attack
 ENCODED, QUICK_ENCODED, PAPER_ENCODED = 4, 2, 20
 """For how many epochs the attacker collects encodings."""
 AT_ONCE = 0.02

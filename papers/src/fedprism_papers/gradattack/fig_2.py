@@ -18,7 +18,7 @@ from fedprism_papers.gradattack import inversion
 from fedprism_papers.shared.base import Announce, Outcome, Recipe, Row, Settings, curve
 from fedprism_papers.shared.charts import line_chart
 
-SIZES, QUICK_SIZES = (2, 4, 8, 16, 32, 64, 128), (2, 4, 8, 16)
+SIZES, QUICK_SIZES = (2, 4, 8, 16, 32, 64, 128), (2, 4, 8, 16)  # images per batch
 DRAWN, QUICK_DRAWN = 10_000, 1_000
 """How many batches are drawn."""
 MANY = 1_000

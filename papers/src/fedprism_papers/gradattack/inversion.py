@@ -30,13 +30,13 @@ from fedprism_papers.shared.measuring import LPIPS, PSNR, SHOWN_IMAGES, lpips_di
 from fedprism_papers.shared.victims import CIFAR, IMAGENET
 
 CITATION = "Huang et al., Evaluating Gradient Inversion Attacks and Defenses, NeurIPS 2021"
-ITERATIONS, PAPER_ITERATIONS = 2_000, 10_000
+ITERATIONS, PAPER_ITERATIONS = 2_000, 10_000  # of an attack: ours and the paper's
 OF_A_CLASS = 5
 """How many images of each class the paper attacks: the first five."""
-TRAIN, TEST = 12_000, 3_000
+TRAIN, TEST = 12_000, 3_000  # images of CIFAR-10: the first ones train, the last ones test
 ATTACKED_BATCH = 64
 """Of the training of the network that is attacked."""
-QUICK_SIDE, QUICK_CROPS, QUICK_TEST, QUICK_CHANNELS = 16, 96, 160, 32
+QUICK_SIDE, QUICK_CROPS, QUICK_TEST, QUICK_CHANNELS = 16, 96, 160, 32  # pixels, crops per photograph, images, channels
 
 BEST_LPIPS, SPREAD_LPIPS, BEST_PSNR, SPREAD_PSNR = "best LPIPS", "std of LPIPS", "best PSNR", "std of PSNR"
 SHOWN = (LPIPS, BEST_LPIPS, SPREAD_LPIPS, PSNR, BEST_PSNR, SPREAD_PSNR)

@@ -31,15 +31,15 @@ from fedprism_papers.shared.charts import histograms, page
 LOSSES = {"cross-entropy": "cross_entropy", "softmax + MSE": "softmax_mse", "raw MSE": "mse"}
 UNIQUE, RANDOM, EQUAL = "unique", "random", "equal"
 PUBLISHED, COMMON = "uniform to 0.5", "PyTorch's"
-SIZES, QUICK_SIZES = (1, 2, 4, 8, 16, 32, 64), (2, 8)
+SIZES, QUICK_SIZES = (1, 2, 4, 8, 16, 32, 64), (2, 8)  # images per batch
 NOISES, TYPICAL_SIZE = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1), 8
 """Standard deviations of the noise, and the size of the batches that get it and whose errors are drawn."""
 DRAWN_NOISE = 1e-2
 """What the paper says noise has to exceed; a quick run has no other."""
-BATCHES, QUICK_BATCHES = 10, 2
+BATCHES, QUICK_BATCHES = 10, 2  # per cell
 ERROR, GOOD, ANSWERED = "error", "over 25 dB", "answered"
-GOOD_PSNR = 25.0
-SIDE, QUICK_SIDE = 32, 16
+GOOD_PSNR = 25.0  # decibels above which an image is plainly recognised
+SIDE, QUICK_SIDE = 32, 16  # pixels
 LEAST, MOST, BINS = -8, 2, 20
 """Powers of ten that the histogram of errors spans, and its bars."""
 HISTOGRAM = "pixels by power of ten of their error"

@@ -29,16 +29,16 @@ from fedprism_papers.shared.base import Announce, Entry, Outcome, Recipe, Row, S
 from fedprism_papers.shared.sheets import contact_sheet
 from fedprism_papers.shared.trials import Finished, finish
 
-SIZES, QUICK_SIZES = (1, 2, 4, 6), (1, 2)
-WIDTHS, QUICK_WIDTHS = (2, 4, 8, 12, 16, 24), (4, 8)
-MAP_SIZES = (1, 2, 4, 8)
-TRIALS, QUICK_TRIALS = 20, 2
+SIZES, QUICK_SIZES = (1, 2, 4, 6), (1, 2)  # images per batch
+WIDTHS, QUICK_WIDTHS = (2, 4, 8, 12, 16, 24), (4, 8)  # channels of the LeNet
+MAP_SIZES = (1, 2, 4, 8)  # images per batch where not all sizes are run
+TRIALS, QUICK_TRIALS = 20, 2  # batches per cell
 STEPS, QUICK_STEPS = (20, 1), (1,)
 """Quasi-Newton steps of an iteration: those of a call of PyTorch's optimiser, as published, come first."""
 PUBLISHED = trials.Effort(iterations=550, lr=0.05)
 CONTROL = trials.Effort(iterations=1200, lr=0.025)
-CONTROLLED_WIDTH = 12
-QUICK_ITERATIONS = 40
+CONTROLLED_WIDTH = 12  # channels of the network that other efforts are tried on
+QUICK_ITERATIONS = 40  # of a quick attack
 BLANK = "a blank image"
 READING = (
     f"The fraction of trials in which some image of the batch came back: {STRICT} and {LOOSE} are the paper's two "

@@ -46,7 +46,7 @@ ATTACKER = fp.threats.honest_but_curious.withholding("bounds")
 """Not told the range of pixels, so that what the optimiser ends with is seen before it is cut to that range."""
 UNIFORM, ORDINARY = "uniform", "PyTorch's"
 """Weights that an attacked network has: uniform on [-0.5, 0.5] as in the paper, or as PyTorch initialises them."""
-SHOWN_TRIALS = 8
+SHOWN_TRIALS = 8  # whose pictures are kept
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,9 +16,9 @@ from fedprism_papers.mkor import malicious_server as server
 from fedprism_papers.shared.base import Announce, Recipe, Row, Settings
 from fedprism_papers.shared.cells import attack_cell
 
-SIZES, QUICK_SIZES = (100,), (8,)
-BATCHES = 10
-NODES, QUICK_NODES = 40, 8
+SIZES, QUICK_SIZES = (100,), (8,)  # images per batch
+BATCHES = 10  # per cell
+NODES, QUICK_NODES = 40, 8  # per class
 HIDDEN = {"inconspicuous, midpoint": Mkor(reference=Reference.DUMP_CLASS, disguise=Disguise())}
 PAPER = ".98, .87, 33.85 dB, 24.14 dB"
 SSIMS = (
@@ -145,7 +145,7 @@ TABLE_4 = Recipe(
 
 # --- limits: convolutions that shift, disguise, dropout, noise on either side, Soteria -------------------------------
 
-LIMITS_SIZE, QUICK_LIMITS_SIZE = 50, 6
+LIMITS_SIZE, QUICK_LIMITS_SIZE = 50, 6  # images per batch
 READINGS = {"dump class": Mkor(reference=Reference.DUMP_CLASS), "absent class": Mkor()}
 SOTERIA = (
     "Soteria zeroes gradients of the last dense layer, which MKOR does not read; it is run on the small network alone, "

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from fedprism_papers.shared.base import Entry, Outcome
 
-GAP = 2
+GAP = 2  # pixels between pictures
 LEAST_SIDE = 64
 """Smaller images are enlarged, pixel by pixel, to about this."""
-BAR, HEIGHT = 24, 120
-INK = (0.16, 0.33, 0.55)
+BAR, HEIGHT = 24, 120  # pixels: the width of a bar, the height of a chart
+INK = (0.16, 0.33, 0.55)  # red, green, blue
 
 
 def contact_sheet(entries: Mapping[str, Entry]) -> tuple[Tensor | None, str]:
