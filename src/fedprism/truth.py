@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
 from fedprism.errors import BadInput
+from fedprism.files.strict import Strict
 from fedprism.files.tensors import TensorFile, write_bytes
 from fedprism.inputs import Inputs, by_name, from_names, single_tensor, tensors_of
 from fedprism.types import Update
@@ -50,10 +51,8 @@ class Truth:
         return single_tensor(self.inputs)
 
 
-class _About(BaseModel):
+class _About(Strict):
     """What lies beside the tensors, in the file's metadata."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     format: Literal["fedprism-truth/1"]
     owners: tuple[str, ...]
