@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedprism.errors import BadInput, FedprismError
-from fedprism.experiments import Outcome as TrialOutcome
+from fedprism.experiments import Outcome
 from fedprism_papers import Recipe, Row, Settings
 from fedprism_papers.shared import report, trials
 from fedprism_papers.shared.base import Announce
@@ -31,7 +31,7 @@ class Counted(RecipeTrial):
     def title(self) -> str:
         return f"number {self.number}"
 
-    def run(self, device: str | None) -> TrialOutcome:
+    def run(self, device: str | None) -> Outcome:
         if self.number < 0:
             exec(compile('raise ValueError("a number below zero")', self.raised_in, "exec"))
         with (self.traces / str(self.number)).open("a") as file:
@@ -90,7 +90,7 @@ def test_an_error_that_nobody_expected_names_its_trial_or_ends_the_run(
 
 @dataclass(frozen=True, kw_only=True)
 class Refused(Counted):
-    def run(self, device: str | None) -> TrialOutcome:
+    def run(self, device: str | None) -> Outcome:
         raise BadInput("expected another number, found this one; change it.")
 
 
@@ -129,7 +129,7 @@ class Large(Counted):
 
     error: Exception = field(repr=False)
 
-    def run(self, device: str | None) -> TrialOutcome:
+    def run(self, device: str | None) -> Outcome:
         if not (self.traces / "tried").exists():
             (self.traces / "tried").write_text("")
             raise self.error

@@ -26,7 +26,7 @@ from fedprism.pixels import Normalization
 from fedprism.randomness import generator
 from fedprism.solvers import TotalVariation
 from fedprism_papers.gradattack import inversion
-from fedprism_papers.shared.base import Outcome, Settings
+from fedprism_papers.shared.base import Measured, Settings
 
 QUICK_ITERATIONS = 150  # of a quick attack
 ENCODED, QUICK_ENCODED, PAPER_ENCODED = 4, 2, 20
@@ -167,7 +167,7 @@ def leaked(
     settings: Settings,
     *,
     adaptive: bool,
-) -> Outcome:
+) -> Measured:
     """The score of what the attacker makes of the answers of its epochs: as they are, or decoded."""
     answers, chosen = by_epoch[0], method(case, settings, adaptive=adaptive)
     if adaptive and told_all(case):

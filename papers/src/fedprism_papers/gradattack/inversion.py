@@ -25,7 +25,7 @@ from fedprism.runtime.cuda_graphs import Engine
 from fedprism.threats import ThreatModel
 from fedprism.types import Ambiguity
 from fedprism_papers.shared import training
-from fedprism_papers.shared.base import Outcome, Settings
+from fedprism_papers.shared.base import Measured, Settings
 from fedprism_papers.shared.measuring import LPIPS, PSNR, SHOWN_IMAGES, lpips_distances
 from fedprism_papers.shared.victims import CIFAR, IMAGENET
 
@@ -229,7 +229,7 @@ def scored(
     *,
     method: Attack | None = None,
     further: Mapping[str, float] | None = None,
-) -> Outcome:
+) -> Measured:
     """Average, best and standard deviation over all images; without a `method` no pictures are kept."""
     sizes = [0 if answer.inputs is None else len(answer.inputs) for answer in answers.parts]
     matches = [
@@ -242,7 +242,7 @@ def scored(
     if distances is not None:
         values |= {LPIPS: distances.mean(), BEST_LPIPS: distances.min(), SPREAD_LPIPS: distances.std(correction=0)}
     measured = {name: float(value) for name, value in values.items()}
-    return Outcome(
+    return Measured(
         values={name: (value,) for name, value in {**measured, **(further or {})}.items()},
         seconds=answers.seconds,
         statuses=tuple(answer.status for answer in answers.parts),
@@ -256,7 +256,7 @@ def _truth(batch: fp.Batch, normalization: Normalization) -> fp.Truth:
     return fp.Truth(inputs=batch.inputs, labels=batch.labels, owners=owners, normalization=normalization)
 
 
-def scored_strangers(data: Data, images: fp.Batch, size: int, settings: Settings) -> Outcome:
+def scored_strangers(data: Data, images: fp.Batch, size: int, settings: Settings) -> Measured:
     """What test images in any order score beside the attacked ones: chance and the best assignment, no update."""
     chosen = torch.randperm(len(data.test), generator=generator(settings.seed, "strangers", size))[: len(images)]
     return scored(unattacked(data.test.tensor[chosen], size), images, data.normalization, settings)

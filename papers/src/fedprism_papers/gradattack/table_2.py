@@ -17,7 +17,7 @@ from fedprism_papers.gradattack import table_2_trials as trials
 from fedprism_papers.gradattack.attackers import ENCODED, PAPER_ENCODED, QUICK_ENCODED, QUICK_ITERATIONS, Case, leaked
 from fedprism_papers.gradattack.cost import attack_cost
 from fedprism_papers.gradattack.table_2_trials import ADAPTIVE, NAIVE, QUICK_SEEDS, SEEDS
-from fedprism_papers.shared.base import Announce, Entry, Outcome, Recipe, Row, Settings
+from fedprism_papers.shared.base import Announce, Entry, Measured, Recipe, Row, Settings
 from fedprism_papers.shared.charts import line_chart
 from fedprism_papers.shared.measuring import LPIPS, PSNR
 from fedprism_papers.shared.trials import Finished, RecipeTrial, finished
@@ -163,7 +163,7 @@ def _kind(label: str) -> str:
 
 
 def _leak(row: Row, measure: str) -> float:
-    means = [entry.mean(measure) for name in (NAIVE, ADAPTIVE) if isinstance(entry := row.entries[name], Outcome)]
+    means = [entry.mean(measure) for name in (NAIVE, ADAPTIVE) if isinstance(entry := row.entries[name], Measured)]
     return (min if measure == LPIPS else max)(means, default=math.nan)
 
 

@@ -24,7 +24,7 @@ from fedprism.metrics import psnr
 from fedprism.randomness import generator
 from fedprism.runtime import devices
 from fedprism.solvers.closed_form.dense import absent_class, invert_dense
-from fedprism_papers.shared.base import Announce, Outcome, Recipe, Row, Settings
+from fedprism_papers.shared.base import Announce, Measured, Recipe, Row, Settings
 from fedprism_papers.shared.cells import by_metric
 from fedprism_papers.shared.charts import histograms, page
 
@@ -236,10 +236,10 @@ def _score(estimates: Tensor, originals: Tensor) -> dict[str, float]:
     return {ERROR: float(error), GOOD: float((psnr(shown, originals) > GOOD_PSNR).double().mean())}
 
 
-def _outcome(readings: Sequence[Reading]) -> Outcome:
+def _outcome(readings: Sequence[Reading]) -> Measured:
     values = by_metric([reading.values for reading in readings])
     counts = torch.stack([reading.counts for reading in readings]).sum(0)
-    return Outcome(
+    return Measured(
         values={**values, ERROR: tuple(error for error in values[ERROR] if not math.isnan(error))},
         seconds=tuple(reading.seconds for reading in readings),
         details={HISTOGRAM: counts.tolist(), "from": LEAST, "to": MOST},
@@ -260,7 +260,7 @@ def figure(rows: Sequence[Row]) -> str:
                 name = f"{row.cell['data']}, {row.cell['classes']} classes, {row.cell['labels']}"
                 for way in (DIVIDED, REFERRED):
                     entry = row.entries[way]
-                    if isinstance(entry, Outcome):
+                    if isinstance(entry, Measured):
                         panels.setdefault(name, {})[f"{row.cell['loss']}, {way}"] = _shares(entry)
             title = f"Errors of pixels, batches of {typical}, weights: {weights}{words}"
             axis = "power of ten of a pixel's error; upwards: fraction of the pixels"
@@ -268,7 +268,7 @@ def figure(rows: Sequence[Row]) -> str:
     return page(drawn)
 
 
-def _shares(entry: Outcome) -> list[float]:
+def _shares(entry: Measured) -> list[float]:
     counts = entry.details[HISTOGRAM]
     assert isinstance(counts, list)
     return [count / max(1, sum(counts)) for count in counts]
