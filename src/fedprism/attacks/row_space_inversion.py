@@ -21,7 +21,7 @@ from scipy.optimize import least_squares
 from torch import Tensor
 
 from fedprism.attacks.base import Circumstances, UpdateAttack
-from fedprism.attacks.certificate import certified
+from fedprism.attacks.certificate import certified, explaining_labels
 from fedprism.attacks.gradient_matching.forward import FORWARD_USES, Forward, forward_model
 from fedprism.attacks.gradient_matching.labels import Labels, given_labels
 from fedprism.client.observed import direction
@@ -38,13 +38,22 @@ NO_FEW_PLACES = "the input feeds no layer of this model at fewer places than it 
 
 class RowSpaceStatus(StrEnum):
     EXACT = "the samples explain the whole update to rounding error"
-    CLOSED_FORM = "the row space leaves one sample; whether it explains the whole update was not shown"
+    AMBIGUOUS = "the samples are one answer of several that explain the whole update to rounding error"
+    CLOSED_FORM = "the row space leaves one sample; whether it explains the whole update could not be checked"
+    CONTRADICTED = "the row space leaves one sample, which does not explain the whole update"
     APPROXIMATE = "no start ended at samples that explain the whole update: the best of them"
 
 
 class _Reading(NamedTuple):
     layer: PlacedLayer
     space: OpenSpace
+
+
+class _Found(NamedTuple):
+    samples: Tensor
+    """(samples, entries)"""
+    labels: Tensor | None
+    status: RowSpaceStatus
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -79,19 +88,22 @@ class RowSpaceInversion(UpdateAttack):
         size = observation.knowledge.batch_size
         assert isinstance(size, int)
         layer, space = self._reading(observation, size)
-        open_numbers = size * len(space.directions)
-        if open_numbers:
-            samples, labels, explains = self._search(observation, space, size, rng)
+        if len(space.directions):
+            found = self._search(observation, space, size, rng)
         else:
-            samples, labels = space.origin.repeat(size, 1), _labels(observation, size)
-            explains = bool(certified(observation, observation.knowledge.shaped(samples), labels))
-        status = RowSpaceStatus.APPROXIMATE if open_numbers else RowSpaceStatus.CLOSED_FORM
+            found = _only_sample(observation, space.origin.repeat(size, 1))
+        if found.status is RowSpaceStatus.EXACT and _explains_in_another_order(observation, layer, found):
+            found = found._replace(status=RowSpaceStatus.AMBIGUOUS)
         return Reconstruction(
-            inputs=observation.knowledge.shaped(samples),
-            labels=labels,
+            inputs=observation.knowledge.shaped(found.samples),
+            labels=found.labels,
             ambiguity=frozenset({"order"}),
-            status=RowSpaceStatus.EXACT if explains else status,
-            diagnostics={"layer": layer.operation.weight, "rank": space.rank, "open_numbers": open_numbers},
+            status=found.status,
+            diagnostics={
+                "layer": layer.operation.weight,
+                "rank": space.rank,
+                "open_numbers": size * len(space.directions),
+            },
         )
 
     def _reading(self, observation: Observation, size: int) -> _Reading:
@@ -113,9 +125,7 @@ class RowSpaceInversion(UpdateAttack):
             )
         return min(readings, key=lambda reading: len(reading.space.directions))
 
-    def _search(
-        self, observation: Observation, space: OpenSpace, size: int, rng: torch.Generator
-    ) -> tuple[Tensor, Tensor, bool]:
+    def _search(self, observation: Observation, space: OpenSpace, size: int, rng: torch.Generator) -> _Found:
         """Least squares on the direction of the whole gradient, from random samples, until one explains the update."""
         labels = _labels(observation, size)
         misfit = _Misfit(observation, space, labels)
@@ -129,9 +139,9 @@ class RowSpaceInversion(UpdateAttack):
             if solution.cost < smallest:
                 best, smallest = misfit.samples(solution.x), solution.cost
                 if certified(observation, observation.knowledge.shaped(best), labels):
-                    return best, labels, True
+                    return _Found(best, labels, _exact_if_determined(solution.jac))
         assert best is not None
-        return best, labels, False
+        return _Found(best, labels, RowSpaceStatus.APPROXIMATE)
 
 
 def row_space_inversion() -> RowSpaceInversion:
@@ -141,6 +151,36 @@ def row_space_inversion() -> RowSpaceInversion:
 
 PRECISION = 1e-12
 """Relative change of the open numbers at which least squares in double precision stops."""
+DETERMINED = 1e-6
+"""Slope of the misfit, relative to its steepest, below which a direction is left open: rounding of single precision."""
+
+
+def _only_sample(observation: Observation, samples: Tensor) -> _Found:
+    """Samples that the row space leaves no choice of, held against the whole update."""
+    inputs = observation.knowledge.shaped(samples)
+    known = observation.knowledge.labels
+    labels = known if isinstance(known, Tensor) else explaining_labels(observation, inputs)
+    explained = certified(observation, inputs, labels)
+    if explained is None:
+        return _Found(samples, labels, RowSpaceStatus.CLOSED_FORM)
+    return _Found(samples, labels, RowSpaceStatus.EXACT if explained else RowSpaceStatus.CONTRADICTED)
+
+
+def _exact_if_determined(slopes: np.ndarray) -> RowSpaceStatus:
+    """EXACT, unless the samples can be moved in some direction and explain the update as well."""
+    sizes = np.linalg.svd(slopes, compute_uv=False)
+    determined = slopes.shape[0] >= slopes.shape[1] and sizes[-1] > DETERMINED * sizes[0]
+    return RowSpaceStatus.EXACT if determined else RowSpaceStatus.AMBIGUOUS
+
+
+def _explains_in_another_order(observation: Observation, layer: PlacedLayer, found: _Found) -> bool:
+    """Whether the samples explain the update as well with their places in reverse: the network knows no order then."""
+    places = layer.entries
+    if len(places) == 1 or len(places.unique()) != places.numel() or not bool(layer.slope.all()):
+        return False
+    turned = found.samples.clone()
+    turned[:, places.flatten()] = found.samples[:, places.flip(0).flatten()]
+    return bool(certified(observation, observation.knowledge.shaped(turned), found.labels))
 
 
 class _Misfit:
@@ -198,9 +238,13 @@ def _labels(observation: Observation, size: int) -> Tensor:
     known = observation.knowledge.labels
     if isinstance(known, Tensor):
         return known
-    labels = given_labels(Labels.INFERRED, observation, observation.round, size).fixed
-    assert labels is not None
-    return labels
+    given = given_labels(Labels.INFERRED, observation, observation.round, size)
+    if given.fixed is None:
+        raise NotApplicable(
+            f"row-space-inversion expects labels that the update tells, found that they have to be {given.note}; "
+            "grant the labels."
+        )
+    return given.fixed
 
 
 def _plausible(observation: Observation, size: int, rng: torch.Generator) -> Tensor:

@@ -161,7 +161,7 @@ def _check_classes(outputs: Tensor, labels: Tensor, number: int) -> None:
     if outputs.dim() < 2 or (labels.is_floating_point() and not is_soft(labels)):
         return
     single = outputs.dim() == 2
-    classes = outputs.shape[-1] if single else losses.classes_of(outputs, labels[:1])
+    classes = outputs.shape[-1] if single else losses.classes_of(outputs, labels[: len(outputs)])
     if is_soft(labels):
         lowest, width = 0, labels.shape[-1] if single else classes
     else:
