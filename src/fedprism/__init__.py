@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from fedprism.evaluation.ceiling import Ceiling, ceiling
     from fedprism.evaluation.residuals import residual
     from fedprism.evaluation.scoring import Scores, match, score, score_participation, score_updates
+    from fedprism.evaluation.showing import show
     from fedprism.runner import run
     from fedprism.simulation.federation import simulate
     from fedprism.simulation.scenario import Scenario
@@ -94,6 +95,7 @@ _HOME = {
     "score": "evaluation.scoring",
     "score_participation": "evaluation.scoring",
     "score_updates": "evaluation.scoring",
+    "show": "evaluation.showing",
     "Batch": "types",
     "Knowledge": "types",
     "Observation": "types",
@@ -143,6 +145,7 @@ __all__ = [
     "score",
     "score_participation",
     "score_updates",
+    "show",
     "simulate",
     "solvers",
     "then",

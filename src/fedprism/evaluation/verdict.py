@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Protocol
 
 from pydantic import ConfigDict
 
+from fedprism.display import html
 from fedprism.evaluation.severity import (
     EXPLAINED_RESIDUAL,
     RECOGNISABLE_COLUMNS,
@@ -37,6 +38,10 @@ class Verdict(StrEnum):
     INCONCLUSIVE = "inconclusive"
     NOT_TESTED = "not tested"
     PROTECTED = "protected"
+
+    def _repr_html_(self) -> str:
+        """The word and what it means, for notebooks."""
+        return html.lines([html.paragraph(f"{self.value.upper()}: {MEANING[self]}.")])
 
 
 MEANING = {

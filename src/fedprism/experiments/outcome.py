@@ -15,14 +15,15 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from fedprism.display.words import ShortRepr
 from fedprism.files import json_text
 from fedprism.types import Record
 
 State = Literal["done", "skipped", "failed"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Outcome(ShortRepr):
     """What came of a trial: a record, or `values` where what was tried is no attack and no training.
 
     Seconds and `time_factor` are the clock's, and kept apart from what repeats exactly.
