@@ -31,17 +31,21 @@ PROTECTED_BELOW = {"psnr": 16.0, "columns": RECOGNISABLE_COLUMNS}
 that of a recognisable one, 19 of 20 have more. Columns: what is called a recognisable row."""
 
 
-class Verdict(StrEnum):
+class _InNotebooks:
+    """Apart from the enumeration, whose own body may hold no name of this form."""
+
+    def _repr_html_(self: Any) -> str:
+        """The word and what it means, for notebooks."""
+        return html.lines([html.paragraph(f"{self.value.upper()}: {MEANING[self]}.")])
+
+
+class Verdict(_InNotebooks, StrEnum):
     """What an audit shows, worst first. Only PROTECTED is good news."""
 
     LEAKS = "leaks"
     INCONCLUSIVE = "inconclusive"
     NOT_TESTED = "not tested"
     PROTECTED = "protected"
-
-    def _repr_html_(self) -> str:
-        """The word and what it means, for notebooks."""
-        return html.lines([html.paragraph(f"{self.value.upper()}: {MEANING[self]}.")])
 
 
 MEANING = {
