@@ -59,7 +59,10 @@ BELOW_THE_WALL: dict[str, tuple[str, str]] = {
     ),
     "report": (
         "one page, the comparison of two audits",
-        "display vocabulary files data utility integrations evaluation experiments audit",
+        (
+            "display vocabulary runtime files defenses client attacks data evaluation utility integrations experiments "
+            "audit"
+        ),
     ),
     "cli": (
         "one file per command",

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedprism import (
         attacks,
-        audit,
         captures,
         client,
         data,
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from fedprism.evaluation.residuals import residual
     from fedprism.evaluation.scoring import Scores, match, score, score_participation, score_updates
     from fedprism.evaluation.showing import show
+    from fedprism.report.auditing import audit
     from fedprism.runner import run
     from fedprism.simulation.federation import simulate
     from fedprism.simulation.scenario import Scenario

@@ -14,7 +14,7 @@ MOST_PARTS = 1
 """Tensors, rounds and whatever else takes more room, of which that many are shown."""
 MOST_LETTERS = 80
 """Of a text."""
-DEEPEST = 4
+DEEPEST = 3
 """Values inside values: what lies deeper is shown by the name of its type."""
 
 _MISSING = dataclasses.MISSING

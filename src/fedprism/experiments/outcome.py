@@ -36,7 +36,7 @@ class Outcome(ShortRepr):
     reason: str = ""
     """Why it was skipped or failed."""
     record: Record | None = None
-    baselines: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    baselines: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict, repr=False)
     """Mean score of each null baseline."""
     values: Mapping[str, Any] = field(default_factory=dict)
     """What JSON can hold of a trial that has no record."""

@@ -26,6 +26,11 @@ def report(done: int, total: int) -> None:
     _listener.get()(done, total)
 
 
+def listener() -> Listener:
+    """Whoever listens now."""
+    return _listener.get()
+
+
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
     """Send the reports made inside the block to `listener`."""
