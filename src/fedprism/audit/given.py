@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
-from torch import nn
+from torch import Tensor, nn
 
 from fedprism.attacks import ATTACKS, Attack, Then
 from fedprism.audit.entries import AttackEntry, DefenseEntry, Entry, ProtocolEntry, Strict, ThreatEntry
@@ -45,7 +45,9 @@ class GivenMaterials(Materials):
         with seeded_layers(generator(seed, "weights")):
             model = self.make()
         if not isinstance(model, nn.Module):
-            raise BadInput(f"expected a function that returns a torch.nn.Module, found {type(model).__name__}.")
+            raise BadInput(
+                f"expected a function that returns a torch.nn.Module, found {type(model).__name__}; give one."
+            )
         return model
 
 
@@ -62,9 +64,13 @@ def setup_of(
 ) -> Setup:
     """The setup of an audit of these objects. A model is copied for each run; a function makes one for each seed."""
     if not isinstance(model, nn.Module) and not callable(model):
-        raise BadInput(f"expected a torch.nn.Module or a function that returns one, found {type(model).__name__}.")
+        raise BadInput(
+            f"expected a torch.nn.Module or a function that returns one, found {type(model).__name__}; give one."
+        )
     if not isinstance(data, Batch) and not hasattr(data, "batch"):
-        raise BadInput(f"expected data as fp.Batch(inputs, labels) or of fp.data.load, found {type(data).__name__}.")
+        raise BadInput(
+            f"expected data, found {type(data).__name__}; give fp.Batch(inputs, labels) or a set of fp.data.load."
+        )
     part = ModelPart.model_construct(training=model.training if isinstance(model, nn.Module) else True)
     materials = GivenMaterials(
         OwnSet(OWN_DATA, data) if isinstance(data, Batch) else data,
@@ -110,7 +116,7 @@ def attack_entry(attack: Attack) -> AttackEntry:
         first, second = attack_entry(attack.reduction), attack_entry(attack.attack)  # type: ignore[arg-type]
         return _with_method(first.model_copy(update={"then": second}), attack)
     alike = {name: row for name, make in ATTACKS.items() if type(row := make()) is type(attack)}
-    name = min(alike, key=lambda name: len(_settings(attack, alike[name])), default=attack.name)
+    name = min(alike, key=lambda name: len(_differing(attack, alike[name])), default=attack.name)
     return _holding(AttackEntry, name, _settings(attack, alike.get(name)), attack)
 
 
@@ -138,15 +144,20 @@ def _with_method(entry: MadeT, method: object) -> MadeT:
 
 def _settings(method: object, beside: object | None = None) -> dict[str, Any]:
     """Numbers and words of a method that differ from those of another, or from the defaults: what its name shows."""
-    if not dataclasses.is_dataclass(method):
-        return {}
-    shown: dict[str, Any] = {}
-    for field in dataclasses.fields(method):
-        value = getattr(method, field.name)
-        usual = field.default if beside is None else getattr(beside, field.name)
-        if isinstance(value, int | float | str) and value != usual:
-            shown[field.name] = value.value if isinstance(value, Enum) else value
-    return shown
+    differing = _differing(method, beside).items()
+    plain = {name: value.value if isinstance(value, Enum) else value for name, value in differing}
+    return {name: value for name, value in plain.items() if isinstance(value, int | float | str)}
+
+
+def _differing(method: Any, beside: object | None) -> dict[str, Any]:
+    """Fields that differ from those of another method, or from the defaults."""
+    fields = {field.name: field.default if beside is None else getattr(beside, field.name) for field in _fields(method)}
+    values = {name: getattr(method, name) for name in fields}
+    return {name: value for name, value in values.items() if isinstance(value, Tensor) or value != fields[name]}
+
+
+def _fields(method: object) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(method) if dataclasses.is_dataclass(method) else ()
 
 
 PartT = TypeVar("PartT", GridPart, ScoresPart)

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from torch import nn
 
 from fedprism.attacks import Attack
-from fedprism.audit import Audit, given, run_audit
+from fedprism.audit import Audit, given, lay_out, run_audit
 from fedprism.audit.execution import AuditProgress
 from fedprism.audit.materials import Samples
 from fedprism.client.update import FedSGD, Protocol
@@ -106,6 +106,7 @@ def audit(
         title=title,
     )
     setup.require_metrics()
+    cells = lay_out(setup)
     place = Path(folder if folder is not None else tempfile.mkdtemp(prefix="fedprism-audit-"))
     with bars.showing("audit") if progress else nullcontext():
         bar = bars.listener()
@@ -114,5 +115,5 @@ def audit(
             bar(state.done, state.total)
 
         with bars.listening(lambda done, total: None):  # the bar counts runs, not the steps of each
-            finished = run_audit(setup, place, device=device, listen=listen)
+            finished = run_audit(setup, place, device=device, listen=listen, grid=cells)
     return Report(audit=finished, path=conclude(setup, place, show_images=show_images), show_images=show_images)
