@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedprism import (
         attacks,
-        audit,
         captures,
         client,
         data,
@@ -42,6 +41,8 @@ if TYPE_CHECKING:
     from fedprism.evaluation.ceiling import Ceiling, ceiling
     from fedprism.evaluation.residuals import residual
     from fedprism.evaluation.scoring import Scores, match, score, score_participation, score_updates
+    from fedprism.evaluation.showing import show
+    from fedprism.report.auditing import audit
     from fedprism.runner import run
     from fedprism.simulation.federation import simulate
     from fedprism.simulation.scenario import Scenario
@@ -59,6 +60,7 @@ _HOME = {
     "evaluation.ceiling": ("Ceiling", "ceiling"),
     "evaluation.residuals": ("residual",),
     "evaluation.scoring": ("Scores", "match", "score", "score_participation", "score_updates"),
+    "evaluation.showing": ("show",),
     "runner": ("run",),
     "simulation.federation": ("simulate",),
     "simulation.scenario": ("Scenario",),
@@ -109,6 +111,7 @@ __all__ = [
     "score",
     "score_participation",
     "score_updates",
+    "show",
     "simulate",
     "solvers",
     "then",

@@ -13,6 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from fedprism.display.words import ShortRepr
 from fedprism.errors import BadInput
 from fedprism.files.strict import Strict
 from fedprism.files.tensors import TensorFile, write_bytes
@@ -24,8 +25,8 @@ FILE = "truth.safetensors"
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Truth:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Truth(ShortRepr):
     """The private samples behind an observation, one row each, and whose they are.
 
     inputs in the model's input space and structure, each tensor (samples, ...); `bounds` and `normalization` turn one

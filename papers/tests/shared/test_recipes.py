@@ -21,8 +21,8 @@ from torch import Tensor, nn
 import fedprism as fp
 import fedprism_papers
 from fedprism import cli
+from fedprism.display.html import png
 from fedprism.errors import BadInput
-from fedprism.files import pictures
 from fedprism.pixels import to_pixels
 from fedprism_papers import RECIPES, Measured, Recipe, Row, Settings
 from fedprism_papers.cocktail_party import features
@@ -394,7 +394,7 @@ def test_originals_stand_above_what_came_back() -> None:
     picture, caption = sheets.contact_sheet({"paper": 0.1, "first": outcome(1.0), "second": outcome(2.0)})
     assert picture is not None
     assert caption == "From top to bottom: originals, first, second. Black: no answer."
-    with Image.open(io.BytesIO(pictures.png(picture))) as shown:
+    with Image.open(io.BytesIO(png(picture))) as shown:
         assert shown.size == (2 * 64 + sheets.GAP, 3 * 64 + 2 * sheets.GAP)
         assert [shown.getpixel((5, row * 66 + 5)) for row in range(3)] == [(64,) * 3, (191,) * 3, (191,) * 3]
 

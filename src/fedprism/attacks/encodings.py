@@ -30,6 +30,7 @@ from fedprism.attacks.updates import split_updates
 from fedprism.client.batchnorm import buffers_of
 from fedprism.defenses.mixup import Told
 from fedprism.errors import BadInput, MissingKnowledge, NotApplicable
+from fedprism.naming import preset
 from fedprism.network.network_map import network_map
 from fedprism.solvers.matching.priors import TotalVariation
 from fedprism.solvers.separation.decode import Decoding, decode_mixtures
@@ -147,11 +148,13 @@ class Encodings(Attack):
         return _Answer(encodings.tensor, _soft_label(single, encodings.tensor), encodings.status)
 
 
+@preset(Encodings)
 def mixup_decoding() -> Encodings:
     """Gradient matching for each update's mixtures, and least squares for the images in them."""
     return Encodings()
 
 
+@preset(Encodings)
 def instahide_decoding() -> Encodings:
     """The same for mixtures with random signs: images are smooth in |x|, and signs are searched for entry by entry."""
     return Encodings(inner=known_labels(TotalVariation(0.01, magnitude=True)), masked=True)

@@ -27,6 +27,7 @@ from fedprism.attacks.gradient_matching.labels import Labels, given_labels
 from fedprism.client.observed import direction
 from fedprism.errors import NotApplicable
 from fedprism.inputs import values_in
+from fedprism.naming import preset
 from fedprism.network.places import PlacedLayer, placed_layers
 from fedprism.pixels import to_inputs
 from fedprism.runtime import progress
@@ -144,6 +145,7 @@ class RowSpaceInversion(UpdateAttack):
         return _Found(best, labels, RowSpaceStatus.APPROXIMATE)
 
 
+@preset(RowSpaceInversion)
 def row_space_inversion() -> RowSpaceInversion:
     """Samples out of the row space of a first layer that is applied at few places."""
     return RowSpaceInversion()

@@ -99,6 +99,8 @@ class Setup:
     data_dir: Path | None = None
     allow_download: bool = False
     """Whether LPIPS may fetch its network. Data and models are never fetched."""
+    given: Materials | None = None
+    """What was handed over instead of named: such an audit runs in this process."""
 
     def require_metrics(self) -> None:
         """Have everything there that the plan's metrics need, before a long computation and not after it."""
@@ -119,6 +121,8 @@ class Setup:
 
     def materials(self) -> Materials:
         """Loaded once per process."""
+        if self.given is not None:
+            return self.given
         global _LAST_LOADED
         key = (self.plan.model_dump_json(include={"model", "data"}), self.base, self.data_dir, self._file_times())
         if _LAST_LOADED is None or _LAST_LOADED[0] != key:

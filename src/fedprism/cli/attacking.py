@@ -13,6 +13,7 @@ from torch import Tensor
 from fedprism import captures, runner
 from fedprism.attacks import ATTACKS, flags
 from fedprism.checks import row
+from fedprism.display.html import png
 from fedprism.errors import BadInput
 from fedprism.evaluation import scoring
 from fedprism.evaluation.residuals import residual
@@ -91,7 +92,7 @@ def result_files(observation: Observation, reconstruction: Reconstruction, recor
     return {
         "reconstruction.safetensors": _saved(tensors),
         **{f"update-{k}.safetensors": _saved(update) for k, update in enumerate(reconstruction.updates or ())},
-        **{f"recovered-{number}.png": pictures.png(picture) for number, picture in enumerate(images)},
+        **{f"recovered-{number}.png": png(picture) for number, picture in enumerate(images)},
         "record.json": json_text.as_json(dataclasses.asdict(record)),
     }
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from fedprism.display.words import ShortRepr
 from fedprism.files import json_text
 from fedprism.files.strict import Strict
 from fedprism.types import Record
@@ -22,8 +23,8 @@ from fedprism.types import Record
 State = Literal["done", "skipped", "failed"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Outcome(ShortRepr):
     """What came of a trial: a record, or `values` where what was tried is no attack and no training.
 
     Seconds and `time_factor` are the clock's, and kept apart from what repeats exactly.
@@ -36,7 +37,7 @@ class Outcome:
     reason: str = ""
     """Why it was skipped or failed."""
     record: Record | None = None
-    baselines: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    baselines: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict, repr=False)
     """Mean score of each null baseline."""
     values: Mapping[str, Any] = field(default_factory=dict)
     """What JSON can hold of a trial that has no record."""

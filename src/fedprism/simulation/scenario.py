@@ -14,6 +14,7 @@ from fedprism import losses
 from fedprism.checks import shown, whole
 from fedprism.client.update import FedSGD, Protocol
 from fedprism.defenses.base import Chain, Defense, chain
+from fedprism.display.words import ShortRepr
 from fedprism.errors import BadInput, FedprismError, out_of_memory, told
 from fedprism.inputs import arguments, shape_of, tensors_of, types_of
 from fedprism.types import Batch, LossFn, Reduction, is_soft
@@ -22,8 +23,8 @@ FEW = 2
 """Samples that a model and a loss are tried on: some refuse a single one."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scenario:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Scenario(ShortRepr):
     """A federation: the model, each client's data, and how they train together.
 
     Inputs are what the model is fed; `normalization` (mean, std per channel) says how pixels in `bounds` became inputs.

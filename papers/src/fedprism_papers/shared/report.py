@@ -15,8 +15,9 @@ from rich import box
 from rich.table import Table
 from torch import Tensor
 
+from fedprism.display.html import png
 from fedprism.experiments import ResultStore
-from fedprism.files import json_text, pictures, publishing
+from fedprism.files import json_text, publishing
 from fedprism.runtime import devices
 from fedprism_papers.shared.base import Announce, Entry, Measured, Recipe, Row, Settings
 from fedprism_papers.shared.sheets import contact_sheet
@@ -69,7 +70,7 @@ def files(
 ) -> dict[str, bytes]:
     """All files of a run that has come this far."""
     return {
-        **{name: pictures.png(picture) for name, _, picture, _ in _pictures(rows)},
+        **{name: png(picture) for name, _, picture, _ in _pictures(rows)},
         **({"figure.svg": recipe.figure(rows).encode()} if recipe.figure is not None else {}),
         "table.md": markdown(recipe, settings, rows, complete=complete).encode(),
         "run.json": _run_json(settings, rows, seconds),

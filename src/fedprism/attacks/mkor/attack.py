@@ -37,6 +37,7 @@ from fedprism.attacks.mkor.reading import (
 )
 from fedprism.client.observed import direction, local_steps
 from fedprism.errors import BadInput, MissingKnowledge, NotApplicable
+from fedprism.naming import preset
 from fedprism.network.stack import Stack, stack_of
 from fedprism.pixels import to_inputs
 from fedprism.solvers.windows import (
@@ -192,11 +193,13 @@ class Mkor(UpdateAttack):
         return to_inputs(decoded.images, self.normalization), decoded
 
 
+@preset(Mkor)
 def mkor() -> Mkor:
     """The paper's naive form, read by an absent class and decoded by the middle of the bounds."""
     return Mkor()
 
 
+@preset(Mkor)
 def mkor_inconspicuous() -> Mkor:
     """The paper's inconspicuous form: random taps, noise for zeros, pairs of opposite rows, channels shuffled."""
     return Mkor(disguise=Disguise())

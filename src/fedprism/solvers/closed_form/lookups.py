@@ -37,7 +37,7 @@ WHOLE = 0.05
 ROUNDED = 4.0
 """Rounding errors of an entry, in units of its number format's precision, that differences of rows may hold."""
 LEVELLED = 0.9
-"""Part of the entries that are equally large if an optimizer divided each by its own size, as Adam's first step does."""
+"""Part of the entries that are equally large if an optimizer divided each by its size, as Adam's first step does."""
 
 
 class Used(NamedTuple):
@@ -165,9 +165,7 @@ def counts_of_samples(
         units = amounts.sum(1) / length if length is not None else _smallest(amounts)
         counts = amounts / units[:, None]
         whole = counts.round()
-        if bool(((counts - whole).abs() <= WHOLE).all()) and torch.allclose(
-            rays.T @ amounts, rows.T, atol=tolerance
-        ):
+        if bool(((counts - whole).abs() <= WHOLE).all()) and torch.allclose(rays.T @ amounts, rows.T, atol=tolerance):
             counted: Tensor = whole.long()
             return counted
     return None
