@@ -178,7 +178,7 @@ def _exact_if_determined(slopes: np.ndarray) -> RowSpaceStatus:
 def _explains_in_another_order(observation: Observation, layer: PlacedLayer, found: _Found) -> bool:
     """Whether the samples explain the update as well with their places in reverse: the network knows no order then."""
     places = layer.entries
-    if len(places) == 1 or len(places.unique()) != places.numel() or not bool(layer.slope.all()):
+    if len(places) == 1 or len(set(places.flatten().tolist())) != places.numel() or not bool(layer.slope.all()):
         return False
     turned = found.samples.clone()
     turned[:, places.flatten()] = found.samples[:, places.flip(0).flatten()]
