@@ -13,8 +13,8 @@ from notebook_pages import checked, pictures
 HOSTILE = "<script>alert(1)</script>\u202e\"'"
 
 
-def test_a_batch_shows_its_own_pictures() -> None:
-    batch = fp.data.load("photos", size=16).draw(3, seed=0)
+def test_a_batch_shows_its_own_pictures(photos: fp.data.ImageSet) -> None:
+    batch = photos.draw(3, seed=0)
     page = batch._repr_html_()
     checked(page)
     shown = np.stack(pictures(page))

@@ -18,9 +18,9 @@ LONGEST = 1000
 
 @pytest.fixture(scope="module")
 def observed() -> tuple[fp.Scenario, fp.Observation, fp.Truth]:
-    photos = fp.data.load("photos", size=32)
-    clients = [photos.draw(4, seed=seed) for seed in range(20)]
-    model = fp.models.build("fc2", input_shape=(3, 32, 32), hidden=16, classes=photos.classes, seed=0)
+    digits = fp.data.load("digits", size=16)
+    clients = [digits.draw(2, seed=seed, unique_labels=True) for seed in range(6)]
+    model = fp.models.build("fc2", input_shape=(1, 16, 16), hidden=8, classes=digits.classes, seed=0)
     scenario = fp.Scenario(model=model, clients=clients)
     return scenario, *fp.simulate(scenario, fp.threats.honest_but_curious.granting("labels"), seed=0)
 
@@ -39,10 +39,10 @@ def test_what_flows_through_fedprism_takes_one_line(observed: tuple[fp.Scenario,
 
 def test_it_says_what_is_there(observed: tuple[fp.Scenario, fp.Observation, fp.Truth]) -> None:
     scenario, observation, _ = observed
-    assert repr(scenario.clients[0]) == "Batch(inputs=float32 (4, 3, 32, 32), labels=int64 (4,))"
+    assert repr(scenario.clients[0]) == "Batch(inputs=float32 (2, 1, 16, 16), labels=int64 (2,))"
     line = repr(observation)
     assert "rounds=(Round(params=4 tensors, update=4 tensors" in line
-    assert "19 more" in line
+    assert "5 more" in line
     assert "loss='cross_entropy'" in line
     assert "trapdoor" not in line, "what nobody gave is left out"
 
@@ -58,7 +58,7 @@ def test_an_outcome_takes_one_line() -> None:
         baselines={"blank": values},
         tensors=b"0" * 10**6,
     )
-    assert len(repr(outcome)) < 4 * LONGEST
+    assert len(repr(outcome)) < 3 * LONGEST, "twice ten long words"
     assert "tensors=1000000 bytes" in repr(outcome)
 
 

@@ -13,8 +13,8 @@ def truth_of(inputs: fp.types.Inputs, count: int) -> fp.Truth:
     return fp.Truth(inputs=inputs, labels=torch.arange(count), owners=("client-0",) * count)
 
 
-def test_pairs_are_those_of_the_scores() -> None:
-    originals = fp.data.load("photos", size=16).draw(3, seed=1).tensor
+def test_pairs_are_those_of_the_scores(photos: fp.data.ImageSet) -> None:
+    originals = photos.draw(3, seed=1).tensor
     order = torch.tensor([2, 0, 1])
     reconstruction = fp.Reconstruction(inputs=originals[order], ambiguity=frozenset({"order"}))
     comparison = fp.show(reconstruction, truth_of(originals, 3))
@@ -27,15 +27,15 @@ def test_pairs_are_those_of_the_scores() -> None:
     assert str(comparison) == str(comparison.scores)
 
 
-def test_an_order_that_is_declared_known_is_not_changed() -> None:
-    originals = fp.data.load("photos", size=16).draw(2, seed=1).tensor
+def test_an_order_that_is_declared_known_is_not_changed(photos: fp.data.ImageSet) -> None:
+    originals = photos.draw(2, seed=1).tensor
     shown = pictures(fp.show(fp.Reconstruction(inputs=originals.flip(0)), truth_of(originals, 2))._repr_html_())
     assert np.array_equal(shown[0], shown[3])
     assert not np.array_equal(shown[0], shown[2])
 
 
-def test_a_sample_without_an_answer_shows_none() -> None:
-    originals = fp.data.load("photos", size=16).draw(2, seed=1).tensor
+def test_a_sample_without_an_answer_shows_none(photos: fp.data.ImageSet) -> None:
+    originals = photos.draw(2, seed=1).tensor
     page = fp.show(fp.Reconstruction(inputs=originals[:1]), truth_of(originals, 2))._repr_html_()
     checked(page)
     assert page.count("no answer") == 1

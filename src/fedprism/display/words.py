@@ -89,8 +89,8 @@ def _collection(value: Collection[Any], depth: int) -> str:
 
 def _listed(entries: Collection[Any], words: Callable[[Any], str], depth: int) -> str:
     """Some of the entries, and how many more there are."""
-    if depth >= DEEPEST and entries:
-        return "1 entry" if len(entries) == 1 else f"{len(entries)} entries"
+    if depth >= DEEPEST and len(entries) > 1:
+        return f"{len(entries)} entries"
     plain = all(isinstance(each, str | int | float | bool | None) for each in entries)
     shown = [words(each) for each, _ in zip(entries, range(MOST_ENTRIES if plain else MOST_PARTS), strict=False)]
     more = len(entries) - len(shown)

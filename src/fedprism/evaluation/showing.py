@@ -9,7 +9,7 @@ from functools import partial
 from torch import Tensor
 
 from fedprism.display import html
-from fedprism.evaluation.scoring import Match, Scores, match, reading, score
+from fedprism.evaluation.scoring import Match, Scores, match, score
 from fedprism.evaluation.severity import NOT_LEAKAGE, number
 from fedprism.truth import Truth
 from fedprism.types import Reconstruction
@@ -36,7 +36,7 @@ class Comparison:
         values = self.scores.values
         for name in values:
             if name != NOT_LEAKAGE:
-                rows.append((f"{name} {reading(name)}", partial(_score, name, values[name])))
+                rows.append((name, partial(_score, name, values[name])))
         return html.lines([html.samples(len(self.matched.rows), rows), *map(html.paragraph, self.scores.notes)])
 
     def _parts(self) -> list[tuple[str, Tensor, Tensor]]:
