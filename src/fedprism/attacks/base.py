@@ -22,7 +22,7 @@ PER_UPDATE = ("batch_size", "labels", "batchnorm_exact")
 """Knowledge about one update: a tuple with one entry per round where there are several."""
 
 
-NO_DENSE_LAYER = "the input feeds no dense layer of this model"
+NO_DENSE_LAYER = "the input feeds no trained dense layer of this model"
 NOBODY_TAMPERS = "nobody in this plan tampers"
 
 

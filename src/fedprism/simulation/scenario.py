@@ -20,8 +20,6 @@ from fedprism.types import Batch, LossFn, Reduction, is_soft
 
 FEW = 2
 """Samples that a model and a loss are tried on: some refuse a single one."""
-IGNORED_LABEL = -100
-"""The label of tokens and pixels that torch's cross-entropy leaves out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +171,7 @@ def _check_classes(outputs: Tensor, labels: Tensor, number: int) -> None:
     if is_soft(labels):
         lowest, width = 0, labels.shape[-1] if single else classes
     else:
-        counted = labels[labels != IGNORED_LABEL]
+        counted = labels[labels != losses.IGNORED_LABEL]
         lowest, width = (int(counted.min()), int(counted.max()) + 1) if len(counted) else (0, 1)
     if width > classes or lowest < 0:
         raise BadInput(
