@@ -13,7 +13,7 @@ from fedprism.attacks.updates import joined_answers, split_updates
 from fedprism.naming import EvaluableRepr
 from fedprism.types import Observation, Reconstruction
 
-NO_DENSE_LAYER = "the input feeds no dense layer of this model"
+NO_DENSE_LAYER = "the input feeds no trained dense layer of this model"
 NOBODY_TAMPERS = "nobody in this plan tampers"
 
 

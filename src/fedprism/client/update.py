@@ -237,6 +237,11 @@ def _gradient(
     except ValueError as error:
         raise BadInput(refusal(model, {**params, **(fixed or {})}, batch, error)) from error
     value = loss(outputs, batch.labels)
+    if not value.requires_grad:
+        raise BadInput(
+            "expected a loss that depends on trained parameters, found one without a gradient (all frozen, detached, or "
+            "computed under no_grad); correct the model or the loss."
+        )
     grads = torch.autograd.grad(
         value, list(params.values()), create_graph=create_graph, allow_unused=True, materialize_grads=True
     )

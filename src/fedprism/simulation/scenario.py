@@ -80,7 +80,8 @@ class Scenario(ShortRepr):
 
 def check_fits(model: nn.Module, data: Batch, number: int, loss: str | LossFn = "cross_entropy") -> None:
     """Two samples through network and loss: both must accept them, and class numbers must be of the model's classes."""
-    training, few = model.training, data[:FEW].to(torch.device("cpu"))
+    # Clones: a model that writes into its inputs must not change what the client holds.
+    training, few = model.training, data[:FEW].to(torch.device("cpu")).map(torch.clone)
     args, kwargs = arguments(few.inputs)
     try:
         with torch.no_grad(), unchanged_settings():
@@ -98,6 +99,11 @@ def check_fits(model: nn.Module, data: Batch, number: int, loss: str | LossFn = 
         ) from error
     finally:
         model.train(training)
+    if any(tensor._version for tensor in tensors_of(few.inputs)):
+        raise BadInput(
+            "expected a model that leaves its inputs as they are, found that it changes them in place; use operations "
+            "without inplace there, or a copy of the inputs."
+        )
     function = losses.resolve(loss)
     if function in losses.OF_CLASSES:
         _check_classes(losses.predictions(outputs), data.labels, number)
