@@ -115,6 +115,21 @@ def test_the_dump_class_is_lost_and_said_to_be(photos: fp.data.ImageSet) -> None
     assert "but the dump class" in found.status
 
 
+def test_a_reference_may_be_a_word_and_what_is_none_is_refused(photos: fp.data.ImageSet) -> None:
+    spelt = Mkor(reference="dump_class")  # type: ignore[arg-type]
+    assert spelt == DUMPED
+    found, _ = attack(spelt, chain(), photos.batch(range(3)))
+    assert (found.diagnostics["reference"], found.diagnostics["dump_class"]) == ("dump_class", CLASSES - 1)
+    for settings, words in (
+        ({"reference": "nonsense"}, "reference to be absent_class or dump_class, found 'nonsense'"),
+        ({"nodes": 0}, "nodes to be a whole number"),
+        ({"layers": -1}, "layers to be a whole number"),
+        ({"paths": 0}, "paths to be a whole number"),
+    ):
+        with pytest.raises(fp.errors.BadInput, match=words):
+            Mkor(**settings)
+
+
 def test_nodes_gated_by_brightness_read_a_batch_that_holds_every_class(photos: fp.data.ImageSet) -> None:
     found, truth = attack(Mkor(nodes=8), chain(), photos.batch(range(CLASSES)))
     assert found.labels is not None

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, TypeAlias
+from typing import Annotated, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from fedprism import losses
 from fedprism.attacks.base import NOBODY_TAMPERS, Circumstances, UpdateAttack
+from fedprism.attacks.choices import OneOf
 from fedprism.attacks.mkor.calibration import calibrated
 from fedprism.attacks.mkor.filters import Disguise, Layout, Normalization, blurs, plant_filters
 from fedprism.attacks.mkor.head import Gate, Head, Reference, plant_head
@@ -35,6 +36,7 @@ from fedprism.attacks.mkor.reading import (
     unlike_pixels,
     within_range,
 )
+from fedprism.checks import choice, whole
 from fedprism.client.observed import direction, local_steps
 from fedprism.errors import BadInput, MissingKnowledge, NotApplicable
 from fedprism.network.stack import Stack, stack_of
@@ -45,18 +47,31 @@ from fedprism.solvers.windows import (
     Decoded,
     Lattice,
     Smoothest,
+    interpolated_midpoint,
     midpoint,
     smoothest_means,
+    softened_midpoint,
     spread_means,
     without_removed,
 )
 from fedprism.types import Observation, Reconstruction, Round, Update
 
+MOST_NODES = 4096
+"""Most nodes, paths or layers that one may ask for: a bound, beyond the widest dense layer of the networks in use."""
 MOST_WINDOW = 4096
 """The largest window, in pixels, that is looked at: trapdoors may come from files."""
 
 Decoder: TypeAlias = Callable[[Tensor, Tensor, Lattice], Decoded]
 """(maxima, minima (n, colours, rows, columns), lattice) -> images"""
+DECODERS: dict[str, Decoder] = {
+    "midpoint": midpoint,
+    "interpolated": interpolated_midpoint,
+    "softened": softened_midpoint,
+    "smoothest": Smoothest(),
+}
+PUBLISHED = Disguise(beta=3.0, untouched=True)
+"""Equation 20 to the letter; with a beta of 3 four convolutions let as much through as without disguise."""
+DISGUISES = {"none": None, "inconspicuous": Disguise(), "published": PUBLISHED}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -72,8 +87,8 @@ class Mkor(UpdateAttack):
     """
 
     reference: Reference = Reference.ABSENT_CLASS
-    disguise: Disguise | None = None
-    decoder: Decoder = midpoint
+    disguise: Annotated[Disguise | None, OneOf(DISGUISES)] = None
+    decoder: Annotated[Decoder, OneOf(DECODERS)] = midpoint
     nodes: int = 1
     layers: int | None = None
     paths: int | None = None
@@ -82,6 +97,13 @@ class Mkor(UpdateAttack):
     normalization: Normalization | None = None
 
     citation: ClassVar[str] = "Wang, Velipasalar, Gursoy 2023 (MKOR)"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reference", Reference(choice(self.reference, "reference", Reference)))
+        whole(self.nodes, "nodes", MOST_NODES)
+        for name, least in (("layers", 0), ("paths", 1)):
+            if getattr(self, name) is not None:
+                whole(getattr(self, name), name, MOST_NODES, least)
 
     @property
     def needs(self) -> frozenset[str]:
