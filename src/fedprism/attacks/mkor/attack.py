@@ -25,7 +25,7 @@ from fedprism import losses
 from fedprism.attacks.base import NOBODY_TAMPERS, Circumstances, UpdateAttack
 from fedprism.attacks.choices import OneOf
 from fedprism.attacks.mkor.calibration import calibrated
-from fedprism.attacks.mkor.filters import Disguise, Layout, Normalization, blurs, plant_filters
+from fedprism.attacks.mkor.filters import Disguise, Layout, Normalization, blurs, normal_like, plant_filters
 from fedprism.attacks.mkor.head import Gate, Head, Reference, plant_head
 from fedprism.attacks.mkor.reading import (
     Reading,
@@ -38,6 +38,7 @@ from fedprism.attacks.mkor.reading import (
 )
 from fedprism.checks import choice, whole
 from fedprism.client.observed import direction, local_steps
+from fedprism.defenses.base import check_number
 from fedprism.errors import BadInput, MissingKnowledge, NotApplicable
 from fedprism.network.stack import Stack, stack_of
 from fedprism.pixels import to_inputs
@@ -83,7 +84,8 @@ class Mkor(UpdateAttack):
     threshold; thresholds suit images whose `brightness` has that mean and standard deviation. layers: how many
     convolutions shift; paths: nodes side by side, against dropout; None is as many as help. blurred: channels that the
     copies leave carry the blurred grey image, of which `Smoothest` makes use. normalization: how clients turn pixels
-    into inputs.
+    into inputs. parameter_noise: standard deviation of noise on all that is sent, over the root of how many inputs a
+    unit has, as in the paper's code.
     """
 
     reference: Reference = Reference.ABSENT_CLASS
@@ -95,12 +97,14 @@ class Mkor(UpdateAttack):
     blurred: bool = False
     brightness: tuple[float, float] = (0.47, 0.15)
     normalization: Normalization | None = None
+    parameter_noise: float = 0.0
 
     citation: ClassVar[str] = "Wang, Velipasalar, Gursoy 2023 (MKOR)"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reference", Reference(choice(self.reference, "reference", Reference)))
         whole(self.nodes, "nodes", MOST_NODES)
+        check_number(self.parameter_noise, "mkor's parameter_noise", "0.001 is small", zero=True)
         for name, least in (("layers", 0), ("paths", 1)):
             if getattr(self, name) is not None:
                 whole(getattr(self, name), name, MOST_NODES, least)
@@ -146,7 +150,7 @@ class Mkor(UpdateAttack):
         )
         changed = filters | head_params
         sent = {name: changed.get(name, tensor) for name, tensor in params.items()}
-        return sent, layout.tensors() | head.tensors()
+        return _noised(sent, self.parameter_noise, rng), layout.tensors() | head.tensors()
 
     def attack_update(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
         round = observation.round
@@ -212,6 +216,17 @@ class Mkor(UpdateAttack):
             else:
                 decoded = self.decoder(maxima, minima, lattice)
         return to_inputs(decoded.images, self.normalization), decoded
+
+
+def _noised(sent: Update, noise: float, rng: torch.Generator) -> Update:
+    """The parameters of every layer with noise on them."""
+    fan_in = {name.removesuffix(".weight"): t[0].numel() for name, t in sent.items() if t.dim() > 1 and noise}
+    return {
+        name: tensor + noise / fan_in[layer] ** 0.5 * normal_like(tensor, rng)
+        if (layer := name.rpartition(".")[0]) in fan_in
+        else tensor
+        for name, tensor in sent.items()
+    }
 
 
 def mkor() -> Mkor:

@@ -42,9 +42,9 @@ class Disguise:
 
     gain: taps are drawn between this and its inverse. noise: standard deviation of what would be zero, relative to the
     layer's honest weights. ratio: a dense layer's second row of a pair is minus the first, times up to its inverse.
-    beta: taps of convolutions are so many times larger. untouched: weights that lead into a copy, or to the logits, from
-    elsewhere stay as they were, as in the paper's equation 20; without, they become noise, too. own_paths: paths use a
-    dense layer's own weights, and what leads into them stays as well, which is equation 12 to the letter; ReLUs then
+    beta: taps of convolutions are so many times larger. untouched: weights that lead from elsewhere into a copy, or to
+    the logits, stay as they were, as in the paper's equation 20; without, they become noise, too. own_paths: paths use
+    a dense layer's own weights, and what leads into them stays as well, which is equation 12 to the letter; ReLUs then
     cut about every second path.
     """
 
@@ -56,7 +56,7 @@ class Disguise:
     own_paths: bool = False
 
     def __post_init__(self) -> None:
-        if not (0 < self.gain and 0 <= self.noise and 0 < self.ratio and 0 < self.beta):
+        if not (self.gain > 0 and self.noise >= 0 and self.ratio > 0 and self.beta > 0):
             raise BadInput(
                 f"expected a gain, a ratio and a beta above 0 and noise of at least 0, found {self.gain}, "
                 f"{self.ratio}, {self.beta} and {self.noise}; change the one that is out of range."

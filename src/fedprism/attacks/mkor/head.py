@@ -100,7 +100,7 @@ def plant_head(
         raise NotApplicable("mkor expects one node a class in its inconspicuous form, found more; leave nodes at 1.")
     if disguise is not None and disguise.untouched and reference is not Reference.DUMP_CLASS and len(stack.dense) > 1:
         raise NotApplicable(
-            "mkor expects a dump class where weights to the logits stay as they were, because logits then differ, found "
+            "mkor expects a dump class if weights to the logits stay as they were, because logits then differ, found "
             "an absent class; set reference to dump_class."
         )
     gates = 2 if sides else nodes
