@@ -1,7 +1,7 @@
 """Soteria: do not send the classifier's gradient for the features that tell most about the input.
 
 Sun, Li, Wang, Yang, Li, Chen, "Soteria: Provable Defense against Privacy Leakage in Federated Learning from
-Representation Perspective", CVPR 2021 (section 4.2); broken in Balunović et al., "Bayesian Framework for Gradient
+Representation Perspective", CVPR 2021; broken in Balunović et al., "Bayesian Framework for Gradient
 Leakage", ICLR 2022, and by who knows the zeros.
 
 Differs from the published code in: features of either sign count by their magnitude, ties are broken by order.

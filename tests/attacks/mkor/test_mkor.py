@@ -342,8 +342,8 @@ def test_the_inconspicuous_form_has_no_zeros_and_shuffles_channels() -> None:
 
 @pytest.mark.quality
 def test_equation_20_to_the_letter_reads_as_well_with_a_large_beta(photos: fp.data.ImageSet) -> None:
-    """Honest weights from other channels blur the copies unless these are larger."""
-    model, batch = chain(channels=(32, 32, 128), hidden=128), photos.batch(range(5))
+    """Honest weights from other channels blur the copies unless these are larger; logits may then be large, too."""
+    model, batch = chain(channels=(32, 32, 64, 128), hidden=128), photos.batch(range(5))
 
     def quality(**disguise: Any) -> float:
         method = Mkor(reference=Reference.DUMP_CLASS, disguise=Disguise(**disguise))
@@ -354,6 +354,7 @@ def test_equation_20_to_the_letter_reads_as_well_with_a_large_beta(photos: fp.da
     plain, literal = quality(), quality(beta=3.0, untouched=True)
     assert literal > plain - 1
     assert quality(beta=1.0, untouched=True) < literal - 1
+    assert quality(beta=10.0, untouched=True) > plain - 1
 
 
 def test_equation_20_changes_only_what_leads_from_copies_to_copies() -> None:

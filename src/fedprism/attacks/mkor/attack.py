@@ -1,6 +1,7 @@
 """A malicious server's parameters that turn a large batch's gradient into one image a class, read in closed form.
 
-Wang, Velipasalar, Gursoy, "Maximum Knowledge Orthogonality Reconstruction with Gradients in Federated Learning", 2023.
+Wang, Velipasalar, Gursoy, "Maximum Knowledge Orthogonality Reconstruction with Gradients in Federated Learning", WACV
+2024.
 
 `tamper` chooses the parameters: convolutions that copy the image to the dense layers, and dense layers in which every
 class has rows of its own; `run` divides the gradients of these rows and decodes the images.
@@ -20,6 +21,7 @@ from typing import Annotated, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from fedprism import losses
 from fedprism.attacks.base import NOBODY_TAMPERS, Circumstances, UpdateAttack
@@ -59,6 +61,10 @@ from fedprism.types import Observation, Reconstruction, Round, Update
 
 MOST_NODES = 4096
 """Most nodes, paths or layers that one may ask for: a bound, beyond the widest dense layer of the networks in use."""
+PROBES = 4
+"""Random images, from black to noise of full contrast, by which logits are looked at: more change their size little."""
+MARGIN = 2.0
+"""How many times farther the dump class is set ahead than random images ask: photographs have larger features."""
 MOST_WINDOW = 4096
 """The largest window, in pixels, that is looked at: trapdoors may come from files."""
 
@@ -99,7 +105,7 @@ class Mkor(UpdateAttack):
     normalization: Normalization | None = None
     parameter_noise: float = 0.0
 
-    citation: ClassVar[str] = "Wang, Velipasalar, Gursoy 2023 (MKOR)"
+    citation: ClassVar[str] = "Wang, Velipasalar, Gursoy 2024 (MKOR)"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reference", Reference(choice(self.reference, "reference", Reference)))
@@ -150,7 +156,25 @@ class Mkor(UpdateAttack):
         )
         changed = filters | head_params
         sent = {name: changed.get(name, tensor) for name, tensor in params.items()}
+        if head.dump is not None and self.disguise is not None and self.disguise.untouched:
+            name = f"{stack.dense[-1].name}.bias"
+            sent[name] = sent[name].clone()
+            sent[name][head.dump] += self._lead(model, sent, stack, head.dump, rng)
         return _noised(sent, self.parameter_noise, rng), layout.tensors() | head.tensors()
+
+    def _lead(self, model: nn.Module, sent: Update, stack: Stack, dump: int, rng: torch.Generator) -> float:
+        """What the dump class lacks where weights to the logits stayed: how far others are ahead of it, with a margin.
+
+        Logits are then as large as features, which grow with beta: random images show how large.
+        """
+        images = torch.rand(PROBES, *stack.shape, generator=rng) * torch.linspace(0, 1, PROBES).view(-1, 1, 1, 1)
+        like, training = next(iter(sent.values())), model.training
+        try:
+            with torch.no_grad():
+                logits = functional_call(model.eval(), dict(sent), (to_inputs(images, self.normalization).to(like),))
+        finally:
+            model.train(training)
+        return MARGIN * max(0.0, float((logits.amax(1) - logits[:, dump]).max()))
 
     def attack_update(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
         round = observation.round

@@ -266,7 +266,7 @@ def _own_taps(
     disguise: Disguise,
     rng: torch.Generator,
 ) -> Tensor:
-    """Paths along the layer's own weights, made positive, and noise from these nodes to all others (equation 12, 13).
+    """Paths along the layer's own weights, made positive, and noise from them to all other nodes: equations 12 and 13.
 
     Returns the slopes, (classes, 1, 1). What leads into the path from elsewhere stays, and a ReLU may cut the path.
     """
