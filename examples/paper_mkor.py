@@ -1,4 +1,4 @@
-"""MKOR (Wang, Hugh, Li 2023): a server's own parameters turn a batch's gradient into images, one a class.
+"""MKOR (Wang, Velipasalar, Gursoy 2024): a server's own parameters turn a batch's gradient into images, one a class.
 
 What the same client gives away to a server that sends an honest model and to one that tampers; what repeated labels
 change; and what the client sees if it looks before it trains.

@@ -38,7 +38,7 @@ MODULES = {  # where a module has several recipes, `:` and the name of this one
     "mkor-table-2": "mkor.table_2",
     "mkor-table-3": "mkor.vgg16:TABLE_3",
     "mkor-table-4": "mkor.vgg16:TABLE_4",
-    "mkor-limits": "mkor.vgg16:LIMITS",
+    "mkor-limits": "mkor.limits:LIMITS",
 }
 
 

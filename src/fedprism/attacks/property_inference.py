@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Annotated, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from fedprism import losses
 from fedprism.attacks.base import Attack, Circumstances
+from fedprism.attacks.choices import OneOf
 from fedprism.attacks.gradient_matching.forward import FORWARD_NEEDS, FORWARD_USES, input_box, local_protocol
 from fedprism.client.cohort import Task, local_updates
 from fedprism.client.update import FedAvg, FedSGD
@@ -61,6 +62,9 @@ class Negative:
         return Batch(low + high - data.tensor, data.labels), data
 
 
+PROPERTIES = {"holds-class": HoldsClass(), "negative": Negative()}
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class PropertyInference(Attack):
     """How likely each update's client, or a client in each aggregate's cohort, holds samples with the property.
@@ -69,7 +73,7 @@ class PropertyInference(Attack):
     widest: weight tensors with more connections are left out.
     """
 
-    sought: Property = HoldsClass()
+    sought: Annotated[Property, OneOf(PROPERTIES)] = HoldsClass()
     fraction: float = 0.5
     shadows: int = 200
     widest: int = WIDEST

@@ -11,7 +11,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedprism import captures, runner
-from fedprism.attacks import ATTACKS, flags
+from fedprism.attacks import ATTACKS, Attack, Reduction, flags
+from fedprism.attacks import then as combined
 from fedprism.checks import row
 from fedprism.display.html import png
 from fedprism.errors import BadInput
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 def carry_out(
     capture: Sequence[str],
     name: str,
+    then: str | None,
     *,
     siblings: Sequence[str],
     model: str | None,
@@ -42,10 +44,11 @@ def carry_out(
 ) -> list[Table | str]:
     """Attack a capture, write what came of it, and return what is printed.
 
-    `capture` holds the folder and settings of the attack as flags; `siblings` are flags of the command itself.
+    `capture` holds the folder and settings of the attack as flags; `siblings` are flags of the command itself. `then`:
+    the attack on what `name` splits off.
     """
     publishing.require_writable(output)
-    attack, folders = flags.apply(capture, row(ATTACKS, name, "method of attack")(), siblings=siblings)
+    attack, folders = flags.apply(capture, _named(name, then), siblings=siblings)
     if len(folders) != 1:
         raise BadInput(f"expected one capture folder, found {' and '.join(folders) or 'none'}; name one.")
     observation = captures.load(folders[0], model=factory.from_factory(model) if model else None)
@@ -67,6 +70,7 @@ def carry_out(
         kind="attack",
         cell={
             **{"attack": name, "settings": repr(attack), "source": observation.source},
+            **({"then": then} if then else {}),
             **({"owners": answer.owners} if answer.owners else {}),
         },
         knowledge_used=tuple(sorted(answer.knowledge_used)),
@@ -79,6 +83,16 @@ def carry_out(
     files = result_files(observation, answer, record)
     publishing.publish(output, files, stale=("record.json", "recovered-*.png", "update-*.safetensors"))
     return [summary(record, files), *([str(scores)] if scores else [])]
+
+
+def _named(name: str, then: str | None) -> Attack:
+    """The attack by its name, with the one behind it if there is one."""
+    attack = row(ATTACKS, name, "method of attack")()
+    if then is None:
+        return attack
+    if not isinstance(attack, Reduction):
+        raise BadInput(f"expected an attack that splits updates before --then, found {name}; use disaggregation.")
+    return combined(attack, row(ATTACKS, then, "method of attack")())
 
 
 def result_files(observation: Observation, reconstruction: Reconstruction, record: Record) -> dict[str, bytes]:

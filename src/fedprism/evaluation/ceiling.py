@@ -17,7 +17,7 @@ from fedprism.client.update import FedAvg
 from fedprism.defenses import DpSgd, GaussianNoise
 from fedprism.display.words import ShortRepr
 from fedprism.errors import BadInput, NotApplicable
-from fedprism.evaluation.channel import Channel, channel
+from fedprism.evaluation.channel import Channel, channel, has_relative_noise
 from fedprism.inputs import described
 from fedprism.losses import resolve
 from fedprism.randomness import generator, seeded_layers
@@ -145,6 +145,8 @@ def _not_covered(scenario: Scenario, threat: ThreatModel, source: Channel) -> st
     """Why no hypercube is tried; empty if one is."""
     if threat.tampers:
         return "No ceiling is known: the server chooses the parameters, and the ceiling would hold for these only."
+    if has_relative_noise(scenario):
+        return "No ceiling is known: noise relative to the update itself is not covered."
     if source.noise is None:
         return ""
     if scenario.rounds > 1 and not scenario.frozen:

@@ -19,6 +19,7 @@ from fedprism.solvers.closed_form.patches import PatchStatus as PatchStatus
 from fedprism.solvers.closed_form.patches import TokensFed as TokensFed
 from fedprism.solvers.closed_form.patches import invert_patches as invert_patches
 from fedprism.solvers.closed_form.patches import invert_patches_by_attention as invert_patches_by_attention
+from fedprism.solvers.closed_form.singletons import expected_singletons as expected_singletons
 from fedprism.solvers.denoising import nonlocal_means as nonlocal_means
 from fedprism.solvers.matching.differences import TwoLosses as TwoLosses
 from fedprism.solvers.matching.distances import cosine as cosine
