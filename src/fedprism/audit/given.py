@@ -18,13 +18,14 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from fedprism.attacks import ATTACKS, Attack, Then
-from fedprism.audit.entries import AttackEntry, DefenseEntry, Entry, ProtocolEntry, Strict, ThreatEntry
+from fedprism.audit.entries import AttackEntry, DefenseEntry, Entry, ProtocolEntry, ThreatEntry
 from fedprism.audit.materials import Materials, OwnSet, Samples, Setup
 from fedprism.audit.plan import DataPart, FederationPart, GridPart, ModelPart, Plan, ScoresPart, UtilityPart
 from fedprism.audit.sentences import sentence
 from fedprism.client.update import Protocol
 from fedprism.defenses import DEFENSES, Defense
 from fedprism.errors import BadInput, BadPlan
+from fedprism.files.strict import Strict
 from fedprism.pixels import Normalization
 from fedprism.randomness import generator, seeded_layers
 from fedprism.threats import THREATS, ThreatModel
