@@ -47,13 +47,13 @@ def preset(of: Callable[Fields, Configured]) -> Callable[[Callable[[], Configure
         @functools.wraps(configured)
         def changed(*none: Fields.args, **changes: Fields.kwargs) -> Configured:
             signature.bind(*none, **changes)  # raises the TypeError of a call with a wrong keyword
-            own: Any = configured()
-            answer: Configured = dataclasses.replace(own, **changes) if changes else own
+            preset: Any = configured()
+            answer: Configured = dataclasses.replace(preset, **changes) if changes else preset
             return answer
 
-        own, kind = configured(), inspect.signature(of)
-        fields = [each.replace(default=getattr(own, each.name)) for each in kind.parameters.values()]
-        signature = kind.replace(parameters=fields, return_annotation=type(own).__name__)
+        preset, kind = configured(), inspect.signature(of)
+        fields = [each.replace(default=getattr(preset, each.name)) for each in kind.parameters.values()]
+        signature = kind.replace(parameters=fields, return_annotation=type(preset).__name__)
         changed.__signature__ = signature  # type: ignore[attr-defined]
         return changed
 
