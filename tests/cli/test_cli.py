@@ -187,7 +187,7 @@ def test_scalar_fields_are_flags_in_any_place(capture: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        (["--iteration", "5"], "did you mean --iterations, or use one of --labels, --lr"),
+        (["--iteration", "5"], "did you mean --iterations, or use one of --distance, --total-variation"),
         (["--sed", "5"], "did you mean --seed"),
         (["-x"], "found '-x'"),
         (["--iterations", "many"], "expected --iterations to be a whole number, found 'many'"),
@@ -287,6 +287,30 @@ def test_several_updates_are_attacked_one_by_one(tmp_path: Path, monkeypatch: py
     fedprism.captures.save(observation, tmp_path / "both")
     assert cli.main(["attack", "both", "--with", "dense-inversion", "-o", "out"]) == 0
     assert json.loads((tmp_path / "out" / "record.json").read_text())["cell"]["owners"] == ["client-0", "client-1"]
+
+
+def test_an_attack_behind_a_reduction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    digits = fedprism.data.load("digits")
+    model = fedprism.models.build("fc2", input_shape=(1, 8, 8), hidden=16, classes=10, seed=0)
+    scenario = fedprism.Scenario(
+        model=model,
+        clients=[digits.batch([0]), digits.batch([1])],
+        rounds=3,
+        participation=torch.tensor([[1, 0], [0, 1], [1, 1]]).bool(),
+        aggregation="sum",
+        frozen=True,
+    )
+    threat = fedprism.threats.secure_aggregation.granting("participation")
+    observation, _ = fedprism.simulate(scenario, threat, seed=0)
+    fedprism.captures.save(observation, tmp_path / "sums")
+    behind = ["attack", "sums", "--with", "disaggregation", "--then", "dense-inversion", "-o", "out"]
+    assert cli.main([*behind, "--floor", "0.5", "--time-limit=9"]) == 0
+    cell = json.loads((tmp_path / "out" / "record.json").read_text())["cell"]
+    assert (cell["attack"], cell["then"]) == ("disaggregation", "dense-inversion")
+    assert cell["settings"] == "then(Disaggregation(time_limit=9.0), DenseInversion(floor=0.5))"
+    assert (tmp_path / "out" / "recovered-0.png").is_file()
+    assert cli.main(["attack", "sums", "--with", "dlg", "--then", "dense-inversion"]) == 2
 
 
 def test_a_second_run_leaves_nothing_of_the_first(capture: Path, tmp_path: Path) -> None:

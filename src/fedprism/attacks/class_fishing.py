@@ -29,6 +29,7 @@ from fedprism.attacks.gradient_matching.labels import Labels
 from fedprism.attacks.gradient_matching.presets import inverting_gradients
 from fedprism.client.observed import direction, local_steps
 from fedprism.errors import BadInput, NotApplicable
+from fedprism.naming import preset
 from fedprism.network.network_map import network_map
 from fedprism.network.operations import Operation
 from fedprism.network.probing import probed_map
@@ -127,6 +128,7 @@ class ClassFishing(UpdateAttack):
         )
 
 
+@preset(ClassFishing)
 def class_fishing() -> ClassFishing:
     """Fishes one class out of a batch of any size and inverts its samples by gradient matching."""
     return ClassFishing()

@@ -23,6 +23,7 @@ from fedprism.attacks.certificate import can_contradict, certified, explaining_l
 from fedprism.attacks.gradient_matching.forward import FORWARD_USES
 from fedprism.client.observed import direction
 from fedprism.errors import NotApplicable
+from fedprism.naming import preset
 from fedprism.network.network_map import Activation, NetworkMap, network_map
 from fedprism.network.operations import Operation
 from fedprism.solvers.closed_form import dense, labels
@@ -99,6 +100,7 @@ class DenseInversion(UpdateAttack):
         )
 
 
+@preset(DenseInversion)
 def dense_inversion() -> DenseInversion:
     """Direct inversion of the first dense layer."""
     return DenseInversion()

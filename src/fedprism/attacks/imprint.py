@@ -27,6 +27,7 @@ from fedprism.attacks.base import NO_DENSE_LAYER, NOBODY_TAMPERS, Circumstances,
 from fedprism.attacks.certificate import certified, explaining_labels
 from fedprism.attacks.gradient_matching.forward import FORWARD_USES, input_box
 from fedprism.errors import BadInput, NotApplicable
+from fedprism.naming import preset
 from fedprism.network.forward_pass import same
 from fedprism.network.network_map import NetworkMap, network_map
 from fedprism.network.probing import probed_map
@@ -146,6 +147,7 @@ class Imprint(UpdateAttack):
         return inputs[inside], bins[inside]
 
 
+@preset(Imprint)
 def imprint() -> Imprint:
     """Sorts the samples into bins by their mean value and reads off each bin, in closed form."""
     return Imprint()

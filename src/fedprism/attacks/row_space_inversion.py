@@ -30,6 +30,7 @@ from fedprism.attacks.gradient_matching.labels import Labels, given_labels
 from fedprism.client.observed import direction
 from fedprism.errors import NotApplicable
 from fedprism.inputs import values_in
+from fedprism.naming import preset
 from fedprism.network.places import PlacedLayer, placed_layers
 from fedprism.pixels import to_inputs
 from fedprism.runtime import progress
@@ -52,7 +53,7 @@ class _Reading(NamedTuple):
     space: OpenSpace
 
 
-class _Found(NamedTuple):
+class _Samples(NamedTuple):
     samples: Tensor
     """(samples, entries)"""
     labels: Tensor | None
@@ -92,16 +93,16 @@ class RowSpaceInversion(UpdateAttack):
         assert isinstance(size, int)
         layer, space = self._reading(observation, size)
         if len(space.directions):
-            found = self._search(observation, space, size, rng)
+            answer = self._search(observation, space, size, rng)
         else:
-            found = _only_sample(observation, space.origin.repeat(size, 1))
-        if found.status is RowSpaceStatus.EXACT and _explains_in_another_order(observation, layer, found):
-            found = found._replace(status=RowSpaceStatus.AMBIGUOUS)
+            answer = _only_sample(observation, space.origin.repeat(size, 1))
+        if answer.status is RowSpaceStatus.EXACT and _explains_in_another_order(observation, layer, answer):
+            answer = answer._replace(status=RowSpaceStatus.AMBIGUOUS)
         return Reconstruction(
-            inputs=observation.knowledge.shaped(found.samples),
-            labels=found.labels,
+            inputs=observation.knowledge.shaped(answer.samples),
+            labels=answer.labels,
             ambiguity=frozenset({"order"}),
-            status=found.status,
+            status=answer.status,
             diagnostics={
                 "layer": layer.operation.weight,
                 "rank": space.rank,
@@ -134,7 +135,7 @@ class RowSpaceInversion(UpdateAttack):
             )
         return min(readings, key=lambda reading: len(reading.space.directions))
 
-    def _search(self, observation: Observation, space: OpenSpace, size: int, rng: torch.Generator) -> _Found:
+    def _search(self, observation: Observation, space: OpenSpace, size: int, rng: torch.Generator) -> _Samples:
         """Least squares on the direction of the whole gradient, from random samples, until one explains the update."""
         misfits = [_Misfit(observation, space, labels) for labels in _possible_labels(observation, size)]
         best, smallest = None, np.inf
@@ -147,13 +148,14 @@ class RowSpaceInversion(UpdateAttack):
                 )
                 if solution.cost < smallest:
                     smallest = solution.cost
-                    best = _Found(misfit.samples(solution.x), misfit.labels, RowSpaceStatus.APPROXIMATE)
+                    best = _Samples(misfit.samples(solution.x), misfit.labels, RowSpaceStatus.APPROXIMATE)
                     if certified(observation, observation.knowledge.shaped(best.samples), best.labels):
                         return best._replace(status=_exact_if_determined(solution.jac))
         assert best is not None
         return best
 
 
+@preset(RowSpaceInversion)
 def row_space_inversion() -> RowSpaceInversion:
     """Samples out of the row space of a first layer that is applied at few places."""
     return RowSpaceInversion()
@@ -167,15 +169,15 @@ DETERMINED = 1e-6
 """Slope of the misfit, relative to its steepest, below which a direction is left open: rounding of single precision."""
 
 
-def _only_sample(observation: Observation, samples: Tensor) -> _Found:
+def _only_sample(observation: Observation, samples: Tensor) -> _Samples:
     """Samples that the row space leaves no choice of, held against the whole update."""
     inputs = observation.knowledge.shaped(samples)
     known = observation.knowledge.labels
     labels = known if isinstance(known, Tensor) else explaining_labels(observation, inputs)
     explained = certified(observation, inputs, labels)
     if explained is None:
-        return _Found(samples, labels, RowSpaceStatus.CLOSED_FORM)
-    return _Found(samples, labels, RowSpaceStatus.EXACT if explained else RowSpaceStatus.CONTRADICTED)
+        return _Samples(samples, labels, RowSpaceStatus.CLOSED_FORM)
+    return _Samples(samples, labels, RowSpaceStatus.EXACT if explained else RowSpaceStatus.CONTRADICTED)
 
 
 def _exact_if_determined(slopes: np.ndarray) -> RowSpaceStatus:
@@ -185,14 +187,14 @@ def _exact_if_determined(slopes: np.ndarray) -> RowSpaceStatus:
     return RowSpaceStatus.EXACT if determined else RowSpaceStatus.AMBIGUOUS
 
 
-def _explains_in_another_order(observation: Observation, layer: PlacedLayer, found: _Found) -> bool:
+def _explains_in_another_order(observation: Observation, layer: PlacedLayer, answer: _Samples) -> bool:
     """Whether the samples explain the update as well with their places in reverse: the network knows no order then."""
     places = layer.entries
-    if len(places) == 1 or len(torch.unique(places)) != places.numel() or not bool(layer.slope.all()):
+    if len(places) == 1 or len(set(places.flatten().tolist())) != places.numel() or not bool(layer.slope.all()):
         return False
-    turned = found.samples.clone()
-    turned[:, places.flatten()] = found.samples[:, places.flip(0).flatten()]
-    return bool(certified(observation, observation.knowledge.shaped(turned), found.labels))
+    turned = answer.samples.clone()
+    turned[:, places.flatten()] = answer.samples[:, places.flip(0).flatten()]
+    return bool(certified(observation, observation.knowledge.shaped(turned), answer.labels))
 
 
 class _Misfit:

@@ -17,6 +17,9 @@ def attack(
         typer.Argument(metavar="CAPTURE [--FLAG VALUE]...", help="The capture's folder, and settings of the attack."),
     ],
     name: Annotated[str, typer.Option("--with", metavar="NAME", help="An attack of `fedprism list attacks`.")],
+    then: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Attack each update that the first attack splits off with this.")
+    ] = None,
     model: Annotated[
         str | None,
         typer.Option(metavar="PKG.MODULE:FACTORY", help="Function that returns the model; this imports your code."),
@@ -35,12 +38,23 @@ def attack(
     """Attack a captured update. The attack's own settings are flags too: `fedprism list attacks` names them."""
     from fedprism.cli import attacking
 
-    siblings = ("--with", "--model", "--truth", "--metrics", "--allow-download", "--output", "--seed", "--device")
+    siblings = (
+        "--with",
+        "--then",
+        "--model",
+        "--truth",
+        "--metrics",
+        "--allow-download",
+        "--output",
+        "--seed",
+        "--device",
+    )
     with progress_bar() as announce:
         announce(name)
         lines = attacking.carry_out(
             capture,
             name,
+            then,
             siblings=siblings,
             model=model,
             truth=truth,

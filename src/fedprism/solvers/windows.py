@@ -1,6 +1,6 @@
 """Images from the maxima and minima, or from the means, of overlapping windows on a lattice.
 
-The paper of MKOR (Wang, Velipasalar, Gursoy, 2023) knows the maximum and the minimum of every window. A pixel is at
+The paper of MKOR (Wang, Velipasalar, Gursoy, 2024) knows the maximum and the minimum of every window. A pixel is at
 most the smallest maximum of the windows that hold it, a grey-scale closing, and at least the largest minimum, an
 opening; the paper answers with the middle of the two.
 

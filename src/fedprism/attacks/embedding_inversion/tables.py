@@ -67,6 +67,18 @@ def read_table(
     return []
 
 
+def fed_side_by_side(coded: Coded, lookups: Sequence[Lookup]) -> list[Operation]:
+    """The dense layers with a bias that are fed everything that is looked up."""
+    places = sum(len(lookup.entries) for lookup in lookups)
+    return [
+        layer
+        for layer in coded.network.layers
+        if places
+        and layer.bias is not None
+        and sum(len(_blocks(layer, lookup, number)) for number, lookup in enumerate(lookups)) == places
+    ]
+
+
 def _separated(observation: Observation, network: NetworkMap, columns: _Columns) -> list[Samples]:
     """The samples by separating the layer's gradient: also where several hold the same rows of all tables."""
     separation = CocktailParty().separate(observation, observation.round, network, columns.layer, None)

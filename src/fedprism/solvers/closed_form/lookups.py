@@ -43,8 +43,6 @@ class Used(NamedTuple):
     """(used,) numbers of the rows that were used."""
     gradients: Tensor
     """(used, width) what the lookups gave them, in double precision."""
-    cleaned_of: str
-    """What else there was in the gradient and was taken out; empty if nothing."""
     rounding: float = 0.0
     """Relative error of the gradients by the number format that they were sent in."""
 
@@ -63,7 +61,7 @@ def used_rows(
     lengths = gradient.norm(dim=1)
     used = lengths.nonzero().flatten()
     if len(used) < len(gradient) if lookups is None else len(used) <= lookups:
-        return Used(used, gradient[used], "", rounding)
+        return Used(used, gradient[used], rounding)
     most = min(lookups or len(gradient), int(LARGEST_SHARE_USED * len(gradient)))
     # Errors of a row are in proportion to itself, or to the parameters whose difference it is.
     errors = rounding * lengths if parameter is None or not difference else parameter.double().norm(dim=1)
@@ -71,10 +69,9 @@ def used_rows(
     if parameter is not None:
         without, used = _without_decay(gradient, parameter.double(), errors, least)
         if len(used) <= most:
-            return Used(used, without[used], "weight decay", rounding)
+            return Used(used, without[used], rounding)
     without, used = _without_few_directions(gradient, errors, least)
-    cleaned_of = "what an output layer that shares the table adds"
-    return Used(used, without[used], cleaned_of, rounding) if len(used) <= most else None
+    return Used(used, without[used], rounding) if len(used) <= most else None
 
 
 def _without_decay(gradient: Tensor, parameter: Tensor, errors: Tensor, least: float) -> tuple[Tensor, Tensor]:
