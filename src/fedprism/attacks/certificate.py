@@ -98,9 +98,13 @@ def explaining_labels(observation: Observation, inputs: Inputs) -> Tensor | None
         gradient = torch.cat([gradient, direction(round)[last.bias].double().unsqueeze(1)], dim=1)
     signals = least_squares(features.T, gradient.T)
     signs = (1, -1) if round.kind == "delta" else (1,)
-    try:
+    if losses.name_of(loss) == "binary_cross_entropy":
+        # A sample pushes up the outputs whose label is 1 and no others.
+        yes = [(sign * signals < 0).long().cpu() for sign in signs]
+        readings = [labels.squeeze(1) for labels in yes] if outputs.shape[1] == 1 else yes
+    elif losses.takes_class_numbers(loss, outputs.shape[1]):
         readings = [candidate_labels(_itself, losses.resolve(loss), outputs, sign * signals).cpu() for sign in signs]
-    except (RuntimeError, IndexError):  # a loss of the user's own whose labels are no class numbers
+    else:
         return None
     return min(readings, key=lambda labels: _or_all(unexplained(observation, inputs, labels)))
 

@@ -18,7 +18,7 @@ from fedprism.audit.grid import Grid, lay_out
 from fedprism.audit.materials import Setup
 from fedprism.audit.results import FORMAT, PLAN, RESULTS, RUN, Audit, load_audit
 from fedprism.audit.summary import Summary, summarised
-from fedprism.audit.system import weights
+from fedprism.audit.system import weights_of
 from fedprism.audit.trials import trial_of
 from fedprism.errors import BadInput
 from fedprism.experiments import Outcome, ResultStore, run_trials
@@ -124,7 +124,7 @@ def _differences(before: Any, now: Any, path: str = "") -> list[str]:
 def _conclude(store: ResultStore, setup: Setup, grid: Grid, checks: Checks) -> None:
     """results.json and what is made from it: the one place where gates are judged. Records are read one at a time."""
     rows = summarised(store.get(cell.key) for cell in grid.cells)
-    conclusion = checks.concluded(rows, weights(setup.plan.as_json()))
+    conclusion = checks.concluded(rows, weights_of(setup))
     for name, content in export(setup.plan, rows, grid.skipped, conclusion).items():
         _put(store, name, content)
     _write_run(store, grid)

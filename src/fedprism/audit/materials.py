@@ -32,7 +32,6 @@ from fedprism.pixels import Normalization, to_inputs
 from fedprism.randomness import generator, seeded_layers
 from fedprism.types import Batch, LossFn, Observation
 
-
 BOUNDS_SLACK = 0.01
 """Share of the range by which inputs may exceed their bounds: resized pictures do."""
 

@@ -147,7 +147,7 @@ def text(
 
 def _losses(loss: str) -> str:
     setting = f"losses = [{json.dumps(loss)}]"
-    said = "or mse, binary_cross_entropy, l1, huber, or your own \"pkg.module:function\""
+    said = 'or mse, binary_cross_entropy, l1, huber, or your own "pkg.module:function"'
     return f"{f'# {setting}' if loss == USUAL_LOSS else setting:<32} # {said}"
 
 
