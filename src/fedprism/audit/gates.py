@@ -100,7 +100,7 @@ class Judgement:
             sentences.append(f"{self.failed_cells} cells failed; what was not tested cannot pass.")
         if self.inconclusive:
             sentences.append(
-                f"{self.inconclusive} settings are inconclusive: that the tested attacks stay within the limit does not "
+                f"{self.inconclusive} settings are inconclusive: that tested attacks stay within the limit does not "
                 "show that better ones do (--allow-inconclusive lets them pass)."
             )
         return tuple(sentences)

@@ -239,7 +239,7 @@ def _gradient(
     value = loss(outputs, batch.labels)
     if not value.requires_grad:
         raise BadInput(
-            "expected a loss that depends on trained parameters, found one without a gradient (all frozen, detached, or "
+            "expected a loss that depends on trained parameters, found one without a gradient (all frozen, detached or "
             "computed under no_grad); correct the model or the loss."
         )
     grads = torch.autograd.grad(
