@@ -117,6 +117,17 @@ def resolve(loss: str | LossFn) -> LossFn:
     return LOSSES[loss]
 
 
+def takes_class_numbers(loss: str | LossFn, classes: int) -> bool:
+    """Whether a loss takes whole numbers for so many classes, found out by trying it on two samples."""
+    if classes < 2:
+        return False
+    try:
+        value: object = resolve(loss)(torch.zeros(2, classes), torch.tensor([0, classes - 1]))
+    except Exception:  # a loss of a user's own may raise anything where it is given labels of another kind
+        return False
+    return isinstance(value, Tensor) and value.numel() == 1
+
+
 def is_cross_entropy(loss: str | LossFn | None) -> bool:
     """Whether the loss is known to be cross-entropy."""
     return loss is not None and name_of(loss) == "cross_entropy"

@@ -188,8 +188,8 @@ def planted_row(psnr: float | None, **cell: Any) -> Summary:
     return row
 
 
-def bounded(value: float, **changes: Any) -> Summary:
-    row = planted_row(12.0, **changes)
+def bounded(value: float, psnr: float = 12.0, **changes: Any) -> Summary:
+    row = planted_row(psnr, **changes)
     row.ceiling = CeilingFigure(metric="psnr", value=value, confidence=0.95, prior="p")
     return row
 
@@ -209,6 +209,10 @@ CEILING = Gate(kind="ceiling-above", limit=20.0)
         ([planted_row(12.0)], [ABOVE], {}, 1),
         ([planted_row(12.0)], [BELOW], {}, 1),
         ([planted_row(12.0)], [ABOVE], {"allow_inconclusive": True}, 0),
+        ([planted_row(40.0)], [parse_gate("psnr=50", ["psnr"])], {}, 1),
+        ([planted_row(40.0)], [parse_gate("psnr=50", ["psnr"])], {"allow_inconclusive": True}, 0),
+        ([bounded(45.0, psnr=40.0)], [parse_gate("psnr=50", ["psnr"])], {}, 0),
+        ([bounded(55.0, psnr=40.0)], [parse_gate("psnr=50", ["psnr"])], {}, 1),
         ([bounded(14.0)], [ABOVE, BELOW, CEILING], {}, 0),
         ([bounded(19.0)], [CEILING], {}, 0),
         ([bounded(19.0)], [CEILING, ABOVE], {}, 1),
@@ -264,7 +268,10 @@ def test_what_came_of_gates_stands_in_every_file(tmp_path: Path) -> None:
     assert len((tmp_path / "out" / "results.csv").read_text().splitlines()) == 1 + len(rows)
 
 
-def test_dry_run_shows_the_grid_and_an_estimate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_shows_the_grid_and_an_estimate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(estimate, "PATIENCE", 600.0)  # a busy machine must not change what is said
     out = tmp_path / "out"
     assert cli.main(["audit", str(written(tmp_path)), "-o", str(out), "--dry-run"]) == 0
     printed = capsys.readouterr().out

@@ -117,13 +117,13 @@ def explaining_labels(observation: Observation, inputs: Inputs) -> Tensor | None
     signals = least_squares(features.T, gradient.T)
     signs = (1, -1) if round.kind == "delta" else (1,)
     if losses.name_of(loss) == "binary_cross_entropy":
-        # What is sent back is prediction less label: negative for a yes, positive for a no.
-        yes_or_no = [(sign * signals < 0).to(like).cpu() for sign in signs]
-        return _most_explaining(observation, inputs, yes_or_no)
-    try:
-        classes = [candidate_labels(_itself, losses.resolve(loss), outputs, sign * signals).cpu() for sign in signs]
-    except (RuntimeError, IndexError):  # a loss of the user's own whose labels are no class numbers
+        # A sample pushes up the outputs whose label is 1 and no others.
+        yes = [(sign * signals < 0).long().cpu() for sign in signs]
+        yes = [labels.squeeze(1) for labels in yes] if outputs.shape[1] == 1 else yes
+        return _most_explaining(observation, inputs, yes)
+    if not losses.takes_class_numbers(loss, outputs.shape[1]):
         return None
+    classes = [candidate_labels(_itself, losses.resolve(loss), outputs, sign * signals).cpu() for sign in signs]
     labels = _most_explaining(observation, inputs, classes)
     # Labels of other losses may as well be numbers, and then these are none.
     return labels if losses.is_cross_entropy(loss) or certified(observation, inputs, labels) else None

@@ -159,7 +159,7 @@ class CocktailParty(UpdateAttack):
             )
         image_shape = None if entrance is None else observation.knowledge.sample_shape
         box = None if entrance is None or image_shape is None else _flat_box(observation, image_shape, entrance)
-        known = observation.knowledge.loss is not None and _feeds_all(observation, round, network, layer)
+        known = _classifies(observation, network) and _feeds_all(observation, round, network, layer)
         readings = list(_readings(observation, round, network, layer)) if known else []
         if not self.exact or not readings:
             unmixing = unmix(
@@ -365,6 +365,12 @@ def _denoised(images: Tensor, noise: Tensor) -> Tensor:
     if not bool(visible.any()):
         return images
     return torch.where(visible.view(-1, 1, 1, 1), nonlocal_means(images, noise.to(images)), images)
+
+
+def _classifies(observation: Observation, network: NetworkMap) -> bool:
+    """Whether the loss takes class numbers for labels, which the exact stage guesses."""
+    loss, outputs = observation.knowledge.loss, network.outputs
+    return loss is not None and outputs.dim() == 2 and losses.takes_class_numbers(loss, outputs.shape[1])
 
 
 def _downstream(

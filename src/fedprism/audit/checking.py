@@ -117,7 +117,7 @@ def _readers(network: NetworkMap, probe: Observation) -> dict[str, Collection[st
     read: dict[str, Callable[[], set[str]]] = {
         "dense-inversion": lambda: dense,
         "cocktail-party": lambda: dense,
-        "row-space-inversion": lambda: {layer.operation.weight for layer in placed_layers(probe)} - dense,
+        "row-space-inversion": lambda: {layer.operation.weight for layer in placed_layers(probe)},
         "embedding-inversion": lambda: _looked_up(probe),
         "patch-inversion": lambda: {layer.weight for layer in [patch_layer(probe)] if layer is not None},
     }

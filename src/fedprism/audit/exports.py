@@ -87,7 +87,12 @@ def markdown(plan: Plan, rows: Sequence[Summary], skipped: Sequence[Skipped], co
     """For a pull request: the verdict and the gates first, then the numbers, then what was not tested."""
     names = _measured(rows, plan.scores.metrics)
     said, *failures = conclusion.sentences
-    lines = [f"# {_cell(plan.title or 'Privacy audit')}", "", f"**{_cell(said)}** {_cell(system(plan.as_json()))}", ""]
+    lines = [
+        f"# {_cell(plan.title or 'Privacy audit')}",
+        "",
+        f"**{_cell(said)}** {_cell(system(plan.as_json(), conclusion.weights))}",
+        "",
+    ]
     if conclusion.gates:
         lines += [*_judgements(conclusion.gates), *(f"- {_cell(sentence)}" for sentence in failures)]
         lines += [""] if failures else []

@@ -86,8 +86,8 @@ def _content(audit: Audit, show_images: bool | None) -> dict[str, Any]:
     first = metrics[0] if metrics else ""
     ran = _ran(audit)
     choices = advice.options(rows, ran.time_factors)
-    advised = advice.advise(choices, first, _delta(audit.plan), _tolerated(audit.plan))
     conclusion = concluded(audit)
+    advised = advice.advise(choices, first, _delta(audit.plan), _tolerated(audit.plan), conclusion.weights)
     shown = gallery.shows_by_default(audit.plan) if show_images is None else show_images
     exhibits = gallery.exhibits(audit, gallery.chosen_rows(rows, first), first) if shown else ()
     lines = _lines(rows, first)
@@ -96,11 +96,11 @@ def _content(audit: Audit, show_images: bool | None) -> dict[str, Any]:
     anchors = {line.row.key: line.anchor for line in lines}
     return dict(
         title=str(audit.plan.get("title") or "What this federated training gives away"),
-        system=system(audit.plan),
+        system=system(audit.plan, conclusion.weights),
         verdict=conclusion.verdict,
-        headline=verdict.headline(rows, first, audit.plan),
+        headline=verdict.headline(rows, first, conclusion.weights),
         serious=serious,
-        findings=verdict.findings(rows, first, audit.plan),
+        findings=verdict.findings(rows, first, conclusion.weights),
         gates=conclusion.gates,
         protocol=recorded,
         advice=advised,
@@ -117,7 +117,9 @@ def _content(audit: Audit, show_images: bool | None) -> dict[str, Any]:
         residuals=any(line.row.residual is not None for line in lines),
         skipped=[(str(each.get("what", "")), str(each.get("why", ""))) for each in audit.skipped],
         troubled=[row for row in rows if row.reasons],
-        assessment=verdict.assessment(rows, advised, audit.plan, len(audit.skipped), ran.seeds, serious),
+        assessment=verdict.assessment(
+            rows, advised, audit.plan, conclusion.weights, len(audit.skipped), ran.seeds, serious
+        ),
         ran=ran,
         plan=as_toml(audit.plan),
         plot=plot.data([line.row for line in lines], anchors, choices, metrics),

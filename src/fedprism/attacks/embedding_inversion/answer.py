@@ -45,6 +45,6 @@ def rows_in_use(observation: Observation, gradient: Update, lookup: Lookup, samp
     if used is None or not len(used.rows):
         raise NotApplicable(
             f"embedding-inversion expects a gradient in those rows of '{table}' that were used and in no others, found "
-            f"{'more' if used is None else 'none'} with one; use gradient-matching instead."
+            f"{'more' if used is None else 'none'} with one; use gradient-matching for floating-point inputs."
         )
     return used

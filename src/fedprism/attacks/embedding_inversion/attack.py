@@ -60,7 +60,7 @@ class EmbeddingInversion(UpdateAttack):
         if not lookups:
             raise NotApplicable(
                 "embedding-inversion expects a table in the update that entries of the input are looked up in, found "
-                "none; use gradient-matching instead."
+                "none; use gradient-matching for floating-point inputs."
             )
         size = observation.knowledge.batch_size
         samples = size if isinstance(size, int) else None
