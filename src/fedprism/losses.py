@@ -16,8 +16,14 @@ from torch import Tensor
 from fedprism.errors import BadInput
 from fedprism.types import LossFn, is_soft
 
+IGNORED_LABEL = -100
+"""The label of tokens and pixels that torch's cross-entropy leaves out."""
 OUTPUT_NAMES = ("logits", "out", "output", "prediction")
 """Names under which models return what the loss is for: those of transformers, torchvision's segmentation, others."""
+
+
+IGNORED_LABEL = -100
+"""The label of tokens and pixels that torch's cross-entropy leaves out."""
 
 
 def one_hot(labels: Tensor, like: Tensor) -> Tensor:
@@ -125,7 +131,12 @@ def name_of(loss: str | LossFn) -> str | None:
 
 def classes_of(outputs: Tensor, labels: Tensor) -> int:
     """How many classes scores tell apart, for labels as `cross_entropy` takes them."""
-    return outputs.shape[-1 if outputs.dim() == 2 or _classes_last(outputs, labels) else 1]
+    return outputs.shape[class_dimension(outputs, labels)]
+
+
+def class_dimension(outputs: Tensor, labels: Tensor) -> int:
+    """In which dimension of scores the classes are, for labels as `cross_entropy` takes them."""
+    return outputs.dim() - 1 if outputs.dim() == 2 or _classes_last(outputs, labels) else 1
 
 
 def _classes_last(scores: Tensor, labels: Tensor) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import platform
@@ -149,16 +148,6 @@ def test_utility_is_measured_and_its_clock_kept_apart(tmp_path: Path) -> None:
     assert private.time_factor is not None
     assert '"time_factor": null' in (tmp_path / "out" / "results.json").read_text()
     assert "What defenses cost" in (tmp_path / "out" / "summary.md").read_text()
-
-
-def test_a_table_for_data_frames(tmp_path: Path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet", reason='needs pyarrow: pip install "fedprism[parquet]"')
-    run_audit(planned(SMALL), tmp_path / "out")
-    with (tmp_path / "out" / "results.csv").open() as file:
-        lines = list(csv.DictReader(file))
-    table = parquet.read_table(tmp_path / "out" / "results.parquet", use_threads=False).to_pylist()
-    assert [row["settings"] for row in table] == [line["settings"] for line in lines]
-    assert [row["psnr"] for row in table] == [float(line["psnr"]) for line in lines]
 
 
 # --- gates -----------------------------------------------------------------------------------------------------------

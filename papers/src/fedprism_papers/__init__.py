@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Mapping
 
-from fedprism_papers.shared.base import Outcome, Recipe, Row, Settings
+from fedprism_papers.shared.base import Measured, Recipe, Row, Settings
 from fedprism_papers.shared.report import carry_out, notes, table
 
-__all__ = ["RECIPES", "Outcome", "Recipe", "Row", "Settings", "carry_out", "notes", "table"]
+__all__ = ["RECIPES", "Measured", "Recipe", "Row", "Settings", "carry_out", "notes", "table"]
 
 MODULES = {  # where a module has several recipes, `:` and the name of this one
     "cpa-table-1": "cocktail_party.tables_1_3_and_4:TABLE_1",

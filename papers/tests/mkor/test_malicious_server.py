@@ -10,7 +10,7 @@ from fedprism.attacks import Mkor, mkor
 from fedprism_papers.mkor import malicious_server as recipe
 from fedprism_papers.mkor import table_2, vgg16
 from fedprism_papers.mkor.malicious_server import noised
-from fedprism_papers.shared.base import Outcome, Settings
+from fedprism_papers.shared.base import Measured, Settings
 from fedprism_papers.shared.cells import attack_cell
 
 
@@ -42,7 +42,7 @@ def test_the_papers_modified_network_gives_every_image_away() -> None:
     cell = recipe.ChosenParameters(victim=victim, size=6, batches=1)
     lost = {recipe.DUMP: int((cell.batch(0, settings).labels == victim.images.classes - 1).sum()), recipe.EQUAL: 0}
     for name, outcome in attack_cell(cell, recipe.only_midpoint(), settings, print, "").entries.items():
-        assert isinstance(outcome, Outcome)
+        assert isinstance(outcome, Measured)
         assert outcome.values[recipe.ANSWERED] == pytest.approx(((6 - lost[name]) / 6,))
         assert outcome.values[recipe.PSNR][0] > 100  # 149 dB and more
 
@@ -54,7 +54,7 @@ def test_without_hidden_layers_noise_hides_images_behind_the_dump_class_but_not_
     victim = recipe.poolless(recipe.small_chain(settings), settings)
     cell = recipe.ChosenParameters(victim=victim, size=6, batches=1, noise=0.1)
     entries = attack_cell(cell, recipe.only_midpoint(), settings, print, "").entries
-    values = {name: entry.values for name, entry in entries.items() if isinstance(entry, Outcome)}
+    values = {name: entry.values for name, entry in entries.items() if isinstance(entry, Measured)}
     assert values[recipe.EQUAL][recipe.ANSWERED] == (1.0,)
     assert values[recipe.EQUAL][recipe.PSNR][0] > 25
     assert values[recipe.DUMP][recipe.PSNR][0] < values[recipe.EQUAL][recipe.PSNR][0] - 5

@@ -70,7 +70,17 @@ def rounding_error(update: Update) -> float:
 def certified(observation: Observation, inputs: Inputs, labels: Tensor | None) -> bool | None:
     """Whether these samples give the observed update to rounding error; None where nobody can tell."""
     residual = unexplained(observation, inputs, labels) if labels is not None else None
-    return None if residual is None else residual <= rounding_error(direction(observation.round))
+    if residual is None:
+        return None
+    explained = residual <= rounding_error(direction(observation.round))
+    return None if explained and not can_contradict(observation, inputs) else explained
+
+
+def can_contradict(observation: Observation, inputs: Inputs) -> bool:
+    """Whether the update holds more numbers than these samples, its scale aside: else noise is explained as well."""
+    fractions = sum(tensor.numel() for tensor in tensors_of(inputs) if tensor.is_floating_point())
+    sent = sum(tensor.numel() for tensor in observation.round.update.values() if tensor.is_floating_point())
+    return sent - 1 > fractions
 
 
 def explaining_labels(observation: Observation, inputs: Inputs) -> Tensor | None:

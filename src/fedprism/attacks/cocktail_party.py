@@ -25,6 +25,7 @@ from fedprism.attacks.certificate import certified
 from fedprism.attacks.gradient_matching.forward import FORWARD_USES, PreparedForward, forward_model, input_box
 from fedprism.client.observed import direction, is_batch_gradient, local_steps, mean_update
 from fedprism.errors import BadInput, NotApplicable
+from fedprism.naming import preset
 from fedprism.network.entrance import Entrance, entrance_of
 from fedprism.network.network_map import NetworkMap, network_map
 from fedprism.network.operations import Operation
@@ -223,6 +224,7 @@ class CocktailParty(UpdateAttack):
         return "the labels are unknown" if separation.labels is None else None
 
 
+@preset(CocktailParty)
 def cocktail_party() -> CocktailParty:
     """Blind separation of a batch from a dense layer, exactly where possible."""
     return CocktailParty()

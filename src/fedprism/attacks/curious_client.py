@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from fedprism import losses
-from fedprism.attacks.base import Reduced, Reduction
 from fedprism.attacks.gradient_matching.forward import FORWARD_USES
+from fedprism.attacks.reduction import Reduced, Reduction
 from fedprism.client.batchnorm import buffers_of
 from fedprism.client.observed import as_delta, as_gradient
 from fedprism.client.update import FedAvg, FedSGD, local_update

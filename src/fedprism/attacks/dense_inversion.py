@@ -19,10 +19,11 @@ from torch.nn.functional import one_hot
 
 from fedprism import losses
 from fedprism.attacks.base import NO_DENSE_LAYER, Circumstances, UpdateAttack
-from fedprism.attacks.certificate import certified, explaining_labels, rounding_error
+from fedprism.attacks.certificate import can_contradict, certified, explaining_labels, rounding_error
 from fedprism.attacks.gradient_matching.forward import FORWARD_USES
 from fedprism.client.observed import direction
 from fedprism.errors import NotApplicable
+from fedprism.naming import preset
 from fedprism.network.network_map import Activation, NetworkMap, network_map
 from fedprism.network.operations import Operation
 from fedprism.solvers.closed_form import dense, labels
@@ -99,6 +100,7 @@ class DenseInversion(UpdateAttack):
         )
 
 
+@preset(DenseInversion)
 def dense_inversion() -> DenseInversion:
     """Direct inversion of the first dense layer."""
     return DenseInversion()
@@ -127,6 +129,8 @@ def _status(
     explained = certified(observation, inputs, labels)
     if explained:
         return dense.DenseStatus.EXACT
+    if not can_contradict(observation, inputs) or (explained is None and len(inputs) >= len(gradient[1])):
+        return dense.DenseStatus.UNCHECKABLE
     if not len(inputs) or dense.outside(inputs.flatten(1), *gradient) > rounding_error(direction(observation.round)):
         return dense.DenseStatus.RESIDUAL
     return dense.DenseStatus.LAYER if explained is None else dense.DenseStatus.ELSEWHERE

@@ -18,9 +18,11 @@ from typing import Annotated, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedprism.attacks.base import Attack, Circumstances, Reduced, Reduction
+from fedprism.attacks.base import Attack, Circumstances
 from fedprism.attacks.choices import OneOf
+from fedprism.attacks.reduction import Reduced, Reduction
 from fedprism.errors import BadInput, MissingKnowledge, NotApplicable
+from fedprism.naming import preset
 from fedprism.runtime import progress
 from fedprism.runtime.executors import Executor, Processes, Serial
 from fedprism.solvers.participation import (
@@ -159,6 +161,7 @@ class Disaggregation(Reduction, Attack):
         return _Columns(recovery.matrix, usable, guessed | _touched(recovery, usable), recovery)
 
 
+@preset(Disaggregation)
 def disaggregation() -> Disaggregation:
     """Every user's update out of secure-aggregation sums."""
     return Disaggregation()

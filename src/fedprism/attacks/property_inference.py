@@ -25,6 +25,7 @@ from fedprism.client.cohort import Task, local_updates
 from fedprism.client.update import FedAvg, FedSGD
 from fedprism.defenses.base import Context
 from fedprism.errors import BadInput, MissingKnowledge, NotApplicable
+from fedprism.naming import preset
 from fedprism.runtime import progress
 from fedprism.solvers.properties import WIDEST, infer_property, telling_tensors, update_features
 from fedprism.types import Batch, Observation, Reconstruction, Round, Update, is_soft, same_tensors
@@ -168,6 +169,7 @@ class PropertyInference(Attack):
         return _Shadows({n: t[:half] for n, t in stacked.items()}, {n: t[half:] for n, t in stacked.items()})
 
 
+@preset(PropertyInference)
 def property_inference() -> PropertyInference:
     """Whether clients hold samples of class 0, or of another property, by comparison with made-up clients."""
     return PropertyInference()

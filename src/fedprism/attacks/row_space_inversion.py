@@ -21,12 +21,13 @@ from scipy.optimize import least_squares
 from torch import Tensor
 
 from fedprism.attacks.base import Circumstances, UpdateAttack
-from fedprism.attacks.certificate import certified
+from fedprism.attacks.certificate import certified, explaining_labels
 from fedprism.attacks.gradient_matching.forward import FORWARD_USES, Forward, forward_model
 from fedprism.attacks.gradient_matching.labels import Labels, given_labels
 from fedprism.client.observed import direction
 from fedprism.errors import NotApplicable
 from fedprism.inputs import values_in
+from fedprism.naming import preset
 from fedprism.network.places import PlacedLayer, placed_layers
 from fedprism.pixels import to_inputs
 from fedprism.runtime import progress
@@ -38,13 +39,22 @@ NO_FEW_PLACES = "the input feeds no layer of this model at fewer places than it 
 
 class RowSpaceStatus(StrEnum):
     EXACT = "the samples explain the whole update to rounding error"
-    CLOSED_FORM = "the row space leaves one sample; whether it explains the whole update was not shown"
+    AMBIGUOUS = "the samples are one answer of several that explain the whole update to rounding error"
+    CLOSED_FORM = "the row space leaves one sample; whether it explains the whole update could not be checked"
+    CONTRADICTED = "the row space leaves one sample, which does not explain the whole update"
     APPROXIMATE = "no start ended at samples that explain the whole update: the best of them"
 
 
 class _Reading(NamedTuple):
     layer: PlacedLayer
     space: OpenSpace
+
+
+class _Samples(NamedTuple):
+    samples: Tensor
+    """(samples, entries)"""
+    labels: Tensor | None
+    status: RowSpaceStatus
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -79,19 +89,22 @@ class RowSpaceInversion(UpdateAttack):
         size = observation.knowledge.batch_size
         assert isinstance(size, int)
         layer, space = self._reading(observation, size)
-        open_numbers = size * len(space.directions)
-        if open_numbers:
-            samples, labels, explains = self._search(observation, space, size, rng)
+        if len(space.directions):
+            answer = self._search(observation, space, size, rng)
         else:
-            samples, labels = space.origin.repeat(size, 1), _labels(observation, size)
-            explains = bool(certified(observation, observation.knowledge.shaped(samples), labels))
-        status = RowSpaceStatus.APPROXIMATE if open_numbers else RowSpaceStatus.CLOSED_FORM
+            answer = _only_sample(observation, space.origin.repeat(size, 1))
+        if answer.status is RowSpaceStatus.EXACT and _explains_in_another_order(observation, layer, answer):
+            answer = answer._replace(status=RowSpaceStatus.AMBIGUOUS)
         return Reconstruction(
-            inputs=observation.knowledge.shaped(samples),
-            labels=labels,
+            inputs=observation.knowledge.shaped(answer.samples),
+            labels=answer.labels,
             ambiguity=frozenset({"order"}),
-            status=RowSpaceStatus.EXACT if explains else status,
-            diagnostics={"layer": layer.operation.weight, "rank": space.rank, "open_numbers": open_numbers},
+            status=answer.status,
+            diagnostics={
+                "layer": layer.operation.weight,
+                "rank": space.rank,
+                "open_numbers": size * len(space.directions),
+            },
         )
 
     def _reading(self, observation: Observation, size: int) -> _Reading:
@@ -113,9 +126,7 @@ class RowSpaceInversion(UpdateAttack):
             )
         return min(readings, key=lambda reading: len(reading.space.directions))
 
-    def _search(
-        self, observation: Observation, space: OpenSpace, size: int, rng: torch.Generator
-    ) -> tuple[Tensor, Tensor, bool]:
+    def _search(self, observation: Observation, space: OpenSpace, size: int, rng: torch.Generator) -> _Samples:
         """Least squares on the direction of the whole gradient, from random samples, until one explains the update."""
         labels = _labels(observation, size)
         misfit = _Misfit(observation, space, labels)
@@ -129,11 +140,12 @@ class RowSpaceInversion(UpdateAttack):
             if solution.cost < smallest:
                 best, smallest = misfit.samples(solution.x), solution.cost
                 if certified(observation, observation.knowledge.shaped(best), labels):
-                    return best, labels, True
+                    return _Samples(best, labels, _exact_if_determined(solution.jac))
         assert best is not None
-        return best, labels, False
+        return _Samples(best, labels, RowSpaceStatus.APPROXIMATE)
 
 
+@preset(RowSpaceInversion)
 def row_space_inversion() -> RowSpaceInversion:
     """Samples out of the row space of a first layer that is applied at few places."""
     return RowSpaceInversion()
@@ -141,6 +153,36 @@ def row_space_inversion() -> RowSpaceInversion:
 
 PRECISION = 1e-12
 """Relative change of the open numbers at which least squares in double precision stops."""
+DETERMINED = 1e-6
+"""Slope of the misfit, relative to its steepest, below which a direction is left open: rounding of single precision."""
+
+
+def _only_sample(observation: Observation, samples: Tensor) -> _Samples:
+    """Samples that the row space leaves no choice of, held against the whole update."""
+    inputs = observation.knowledge.shaped(samples)
+    known = observation.knowledge.labels
+    labels = known if isinstance(known, Tensor) else explaining_labels(observation, inputs)
+    explained = certified(observation, inputs, labels)
+    if explained is None:
+        return _Samples(samples, labels, RowSpaceStatus.CLOSED_FORM)
+    return _Samples(samples, labels, RowSpaceStatus.EXACT if explained else RowSpaceStatus.CONTRADICTED)
+
+
+def _exact_if_determined(slopes: np.ndarray) -> RowSpaceStatus:
+    """EXACT, unless the samples can be moved in some direction and explain the update as well."""
+    sizes = np.linalg.svd(slopes, compute_uv=False)
+    determined = slopes.shape[0] >= slopes.shape[1] and sizes[-1] > DETERMINED * sizes[0]
+    return RowSpaceStatus.EXACT if determined else RowSpaceStatus.AMBIGUOUS
+
+
+def _explains_in_another_order(observation: Observation, layer: PlacedLayer, answer: _Samples) -> bool:
+    """Whether the samples explain the update as well with their places in reverse: the network knows no order then."""
+    places = layer.entries
+    if len(places) == 1 or len(set(places.flatten().tolist())) != places.numel() or not bool(layer.slope.all()):
+        return False
+    turned = answer.samples.clone()
+    turned[:, places.flatten()] = answer.samples[:, places.flip(0).flatten()]
+    return bool(certified(observation, observation.knowledge.shaped(turned), answer.labels))
 
 
 class _Misfit:
@@ -198,9 +240,13 @@ def _labels(observation: Observation, size: int) -> Tensor:
     known = observation.knowledge.labels
     if isinstance(known, Tensor):
         return known
-    labels = given_labels(Labels.INFERRED, observation, observation.round, size).fixed
-    assert labels is not None
-    return labels
+    given = given_labels(Labels.INFERRED, observation, observation.round, size)
+    if given.fixed is None:
+        raise NotApplicable(
+            f"row-space-inversion expects labels that the update tells, found that they have to be {given.note}; "
+            "grant the labels."
+        )
+    return given.fixed
 
 
 def _plausible(observation: Observation, size: int, rng: torch.Generator) -> Tensor:

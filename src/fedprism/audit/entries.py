@@ -12,11 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from fedprism.attacks import flags
 from fedprism.checks import arguments, row, shown
 from fedprism.errors import BadInput, FedprismError
+from fedprism.files.strict import Strict
 from fedprism.naming import nearest
 
 if TYPE_CHECKING:
@@ -55,10 +56,6 @@ def _plain_settings(given: dict[str, Any]) -> dict[str, Any]:
 
 
 MethodSettings = Annotated[dict[Word, Any], Field(max_length=50), AfterValidator(_plain_settings)]
-
-
-class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class Entry(Strict):

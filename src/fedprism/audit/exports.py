@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import io
 import math
 from collections.abc import Iterable, Sequence
@@ -120,20 +119,6 @@ def as_csv(rows: Sequence[Summary]) -> bytes:
     return text.getvalue().encode()
 
 
-def as_parquet(rows: Sequence[Summary]) -> bytes | None:
-    """The same for data frames; None where pyarrow is not installed."""
-    if importlib.util.find_spec("pyarrow") is None:
-        return None
-    import pyarrow
-    import pyarrow.parquet
-
-    lines = [_flat(row) for row in rows]
-    columns = {name: [line.get(name) for line in lines] for name in _columns(lines)}
-    file = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.table(columns), file)
-    return file.getvalue()
-
-
 def junit(rows: Sequence[Summary], conclusion: Conclusion) -> bytes:
     """One test case a configuration: a tripped gate is a failure, a failed cell an error."""
     counts = {"tests": len(rows), "failures": 0, "errors": 0, "skipped": 0}
@@ -162,13 +147,11 @@ def junit(rows: Sequence[Summary], conclusion: Conclusion) -> bytes:
 
 def export(plan: Plan, rows: Sequence[Summary], skipped: Sequence[Skipped], conclusion: Conclusion) -> dict[str, bytes]:
     """The files beside results.json."""
-    files = {
+    return {
         "summary.md": markdown(plan, rows, skipped, conclusion).encode(),
         "results.csv": as_csv(rows),
         "junit.xml": junit(rows, conclusion),
     }
-    parquet = as_parquet(rows)
-    return files if parquet is None else {**files, "results.parquet": parquet}
 
 
 def _judgements(judgements: Iterable[Judgement]) -> list[str]:
@@ -249,7 +232,7 @@ def _costs(rows: Sequence[Summary]) -> list[str]:
     costs = [row for row in rows if row.cell["kind"] == "utility"]
     if not costs:
         return []
-    lines = ["", "## What defenses cost", "", "| defense | accuracy | time a step | epsilon |", "|---|---|---|---|"]
+    lines = ["", "## What defenses cost", "", "| defense | accuracy | time per step | epsilon |", "|---|---|---|---|"]
     for row in costs:
         accuracy = _accuracy(row)
         if row.interval is not None:

@@ -21,10 +21,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from fedprism.audit.entries import AttackEntry, ChainEntry, MethodSettings, ProtocolEntry, Strict, ThreatEntry, Word
+from fedprism.audit.entries import AttackEntry, ChainEntry, MethodSettings, ProtocolEntry, ThreatEntry, Word
 from fedprism.audit.sentences import sentence
 from fedprism.checks import row, shown
 from fedprism.errors import BadPlan, FedprismError
+from fedprism.files.strict import Strict
 
 MOST_PLAN_BYTES = 2**20
 """A larger plan is not read: the template has 4 kB."""

@@ -15,9 +15,9 @@ def system(plan: Mapping[str, Any]) -> str:
         count = len(folders) if isinstance(folders, list) else 0
         return f"Recorded updates ({count} capture{'' if count == 1 else 's'})."
     name = (model.get("name") or model.get("factory")) if isinstance(model, Mapping) else None
-    keys = ("name", "folder", "npz", "csv")
+    keys = ("name", "folder", "npz", "csv", "factory")
     source = next((data[key] for key in keys if data.get(key)), None) if isinstance(data, Mapping) else None
-    return f"{name or 'The model of the plan'}, {weights(plan)}, simulated clients holding {source or 'its data'}."
+    return f"{name or 'The given model'}, {weights(plan)}, simulated clients holding {source or 'the given data'}."
 
 
 def weights(plan: Mapping[str, Any]) -> str:
@@ -27,4 +27,6 @@ def weights(plan: Mapping[str, Any]) -> str:
         return "recorded weights"
     if model.get("weights"):
         return f"trained weights ({PurePath(str(model['weights'])).name})"
-    return "random weights" if model.get("name") else "weights as the factory returns them"
+    if model.get("name"):
+        return "random weights"
+    return "weights as the factory returns them" if model.get("factory") else "weights as given"

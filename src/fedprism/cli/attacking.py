@@ -14,6 +14,7 @@ from fedprism import captures, runner
 from fedprism.attacks import ATTACKS, Attack, Reduction, flags
 from fedprism.attacks import then as combined
 from fedprism.checks import row
+from fedprism.display.html import png
 from fedprism.errors import BadInput
 from fedprism.evaluation import scoring
 from fedprism.evaluation.residuals import residual
@@ -105,7 +106,7 @@ def result_files(observation: Observation, reconstruction: Reconstruction, recor
     return {
         "reconstruction.safetensors": _saved(tensors),
         **{f"update-{k}.safetensors": _saved(update) for k, update in enumerate(reconstruction.updates or ())},
-        **{f"recovered-{number}.png": pictures.png(picture) for number, picture in enumerate(images)},
+        **{f"recovered-{number}.png": png(picture) for number, picture in enumerate(images)},
         "record.json": json_text.as_json(dataclasses.asdict(record)),
     }
 
@@ -120,7 +121,7 @@ def summary(record: Record, files: Mapping[str, bytes]) -> Table:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
-    explained = "cannot be told" if record.residual is None else f"{record.residual:.3g} of the update left unexplained"
+    explained = "unknown" if record.residual is None else f"{record.residual:.3g} (0 = update fully explained)"
     table.add_row("attack", str(record.cell["settings"]))
     table.add_row("status", record.status)
     table.add_row("residual", explained)

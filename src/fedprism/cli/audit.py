@@ -16,7 +16,9 @@ def audit(
     plan: Annotated[Path, typer.Argument(metavar="PLAN.toml", help="The plan; `fedprism init` writes one.")],
     output: Output = Path("fedprism-audit"),
     resume: Annotated[bool, typer.Option("--resume", help="Finish an audit that was stopped.")] = False,
-    workers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Cells at a time, a process each.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Number of cells to run in parallel, one process per cell.")
+    ] = None,
     ray: Annotated[str | None, typer.Option(metavar="ADDRESS", help="A Ray cluster, or local to start one.")] = None,
     fail_above: Annotated[
         list[str] | None,
@@ -46,7 +48,7 @@ def audit(
     allow_download: Download = False,
     device: Device = None,
 ) -> None:
-    """Run every cell of a plan: what leaks, to whom, and what defenses change. Killed at any time, --resume goes on."""
+    """Run every cell of a plan: what leaks, to whom, and what defenses change. Interrupted? Continue with --resume."""
     from fedprism.audit.gates import Checks, Gate, parse_gate
     from fedprism.cli import auditing
 

@@ -77,12 +77,12 @@ def carry_out(
     return int(finished.conclusion["exit_code"])
 
 
-def write_plan(path: Path, model: str | None, data: str | None, console: Console) -> None:
+def write_plan(path: Path, model: str | None, data: str | None, loss: str | None, console: Console) -> None:
     """Write a commented plan; an existing file is left alone."""
     if path.exists():
         raise BadInput(f"expected a new file for the plan, found '{path}'; choose another name with -o.")
     publishing.require_writable(path.parent)
-    path.write_text(proposing.proposed(model, data, path.parent))
+    path.write_text(proposing.proposed(model, data, path.parent, loss))
     console.print(f"{path} is a plan with every key explained. Next: fedprism audit {path} --dry-run", soft_wrap=True)
 
 

@@ -38,7 +38,7 @@ def lines(fit: Fit) -> list[str]:
         text.append(f"  {layer.weight}  {layer.kind} {layer.shape}: {sent}")
     if fit.searched:
         text.append("  gradient matching searches inputs that explain all trained layers at once")
-    text += ["", "attacks that fit:"] + [f"  {name}: {cost}" for name, cost in fit.attacks]
+    text += ["", "attacks that fit:"] + ([f"  {name}: {cost}" for name, cost in fit.attacks] or ["  none"])
     text += ["", "not tried:"] + [f"  {name}: {reason}" for name, reason in fit.left_out]
     if fit.unread:
         text += ["", f"no attack reads: {', '.join(fit.unread)}"]

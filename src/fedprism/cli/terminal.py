@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
@@ -29,19 +29,8 @@ def console_for(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, markup=False, highlight=False, emoji=False)
 
 
-@contextmanager
-def progress_bar() -> Iterator[Callable[[str], None]]:
+def progress_bar() -> AbstractContextManager[Callable[[str], None]]:
     """A progress bar on stderr where that is a terminal; call what it yields to name what is being done."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
     from fedprism.runtime import progress
 
-    console = console_for(stderr=True)
-    if not console.is_terminal:
-        yield lambda title: None
-        return
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=None)
-        with progress.listening(lambda done, total: bar.update(task, completed=done, total=total)):
-            yield lambda title: bar.reset(task, description=title, total=None)
+    return progress.showing(console=console_for(stderr=True))

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedprism.client.update import FedAvg
 from fedprism.defenses import DpSgd, GaussianNoise
+from fedprism.display.words import ShortRepr
 from fedprism.errors import BadInput, NotApplicable
 from fedprism.evaluation.channel import Channel, channel, has_relative_noise
 from fedprism.inputs import described
@@ -38,8 +39,8 @@ QUICK = Effort(tried=4, certified=16, adapts=False)
 """Mostly 70 updates to choose a cube, at most 112; 32 to certify it: per sample, if gradients of a batch meet."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ceiling:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Ceiling(ShortRepr):
     """No attacker does better, on average over the hypercube of samples that is drawn around each private one.
 
     `values` has one for each private sample, in the order of the truth; infinite where no ceiling is known. Each holds

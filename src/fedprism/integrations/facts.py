@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from fedprism.captures.schema import MOST_MANIFEST_BYTES, Size, Strict
+from fedprism.captures.schema import MOST_MANIFEST_BYTES, Size
 from fedprism.errors import BadCapture
+from fedprism.files.strict import Strict
 
 FORMAT = "fedprism-findings/1"
 FILE = "findings.json"

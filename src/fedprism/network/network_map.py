@@ -54,20 +54,10 @@ class NetworkMap:
         """The dense layers: products with a whole matrix. `Operation.rows` is that as (outputs, inputs)."""
         return tuple(o for o in self.operations if o.kind is Kind.DENSE and not o.derived and len(o.shape) == 2)
 
-    @cached_property
-    def tied(self) -> frozenset[str]:
-        """Names of parameters that several operations use: their gradient is the sum over these."""
-        names = [name for o in self.operations for name in {o.weight, o.bias, *o.further} - {None}]
-        return frozenset(name for name in names if name is not None and names.count(name) > 1)
-
     def feeder(self, operation: Operation) -> Operation | None:
         """The last earlier operation whose outputs are what this one is fed, reshaped or in another order of axes."""
         earlier = [o for o in self.operations if o.number < operation.number]
         return next((o for o in reversed(earlier) if _same_numbers(o.outputs, operation.inputs)), None)
-
-    def is_fed_input(self, operation: Operation) -> bool:
-        """Whether an operation is fed the network's input, or one of several, as it is up to its shape."""
-        return any(_same_numbers(tensor, operation.inputs) for tensor in tensors_in(self.inputs))
 
     def fed_by_input(self) -> Operation | None:
         """The dense layer whose input is the network's input, flattened."""

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from fedprism.errors import NotApplicable
 from fedprism.network.forward_pass import evaluating, same
-from fedprism.network.torch_calls import TELLS, Kind, TorchCall, is_marked, mark, marked, memory_of, tensors_in
+from fedprism.network.torch_calls import Kind, TorchCall, is_marked, mark, marked, memory_of, tensors_in
 from fedprism.types import Inputs, Update, arguments
 
 
@@ -59,11 +59,6 @@ class Operation:
         """What an update says of those entries of the weight that the operation uses, in the shape of their use."""
         whole = update[self.weight]
         return whole if self.entries is None else whole.flatten()[self.entries.to(whole.device)]
-
-    @property
-    def tells(self) -> str:
-        """What the gradient of the weight tells about what the operation was fed."""
-        return TELLS[self.kind]
 
 
 def operations_of(

@@ -55,17 +55,6 @@ _KINDS = {
 }
 """Functions of torch by the last part of their name."""
 
-TELLS = {
-    Kind.DENSE: "its rows span the inputs of the layer",
-    Kind.CONVOLUTION: "its rows span the patches that the kernel saw",
-    Kind.EMBEDDING: "its nonzero rows are the tokens that were used",
-    Kind.ATTENTION: "its rows span the inputs of the layer",
-    Kind.RECURRENT: "its rows span the inputs of all steps",
-    Kind.NORM: "sums over all samples and places",
-    Kind.ADDED: "the sum over samples of the errors at every place",
-    Kind.JOINED: "the sum over samples of the errors at its place",
-    Kind.OTHER: "not known",
-}
 _ARGUMENTS = {
     Kind.CONVOLUTION: ("input", "weight", "bias", "stride", "padding", "dilation", "groups"),
     Kind.EMBEDDING: ("input", "weight", "padding_idx"),

@@ -33,11 +33,11 @@ def write_comparison(before: str | Path, after: str | Path, *, output: str | Pat
     return _published(page, output, Path(after) / COMPARISON)
 
 
-def conclude(setup: Setup, folder: Path) -> Path:
+def conclude(setup: Setup, folder: Path, *, show_images: bool | None = None) -> Path:
     """What `fedprism audit` does at its end: keep what its captures show about their protocol, write the report."""
     captures = setup.plan.captures
     protocol.keep(folder, [setup.base / name for name in captures.folders] if captures is not None else ())
-    return write(folder)
+    return write(folder, show_images=show_images)
 
 
 def _published(page: str, output: str | Path | None, default: Path) -> Path:

@@ -41,6 +41,8 @@ from fedprism.report.gates import concluded
 from fedprism.report.protocol import headline as protocol_headline
 from fedprism.report.protocol import load_kept
 
+MOST_IN_NOTEBOOK = 2
+"""Configurations of which a notebook shows samples: three of each, with pictures of bounded size."""
 SHOWN_METRICS = 2
 """Columns of the table of configurations; the others stand in its details."""
 
@@ -67,6 +69,18 @@ class Ran:
 
 def render(audit: Audit, *, show_images: bool | None = None) -> str:
     """The page. Pictures and rows are shown where the data has a public name, elsewhere only if asked for."""
+    page: str = template("report.html.j2").render(_content(audit, show_images))
+    return page
+
+
+def render_short(audit: Audit, *, show_images: bool | None = None) -> str:
+    """The verdict, the defenses and a few samples as a piece of HTML without scripts, for notebooks."""
+    page: str = template("notebook.html.j2").render(_content(audit, show_images), most_shown=MOST_IN_NOTEBOOK)
+    return page
+
+
+def _content(audit: Audit, show_images: bool | None) -> dict[str, Any]:
+    """What the templates are filled with."""
     rows = configurations(audit)
     metrics = measured(rows, audit.plan)
     first = metrics[0] if metrics else ""
@@ -80,7 +94,7 @@ def render(audit: Audit, *, show_images: bool | None = None) -> str:
     recorded = load_kept(audit.root)
     serious = protocol_headline(recorded)
     anchors = {line.row.key: line.anchor for line in lines}
-    page: str = template("report.html.j2").render(
+    return dict(
         title=str(audit.plan.get("title") or "What this federated training gives away"),
         system=system(audit.plan),
         verdict=conclusion.verdict,
@@ -109,7 +123,6 @@ def render(audit: Audit, *, show_images: bool | None = None) -> str:
         plot=plot.data([line.row for line in lines], anchors, choices, metrics),
         **shared(),
     )
-    return page
 
 
 def template(name: str) -> Any:

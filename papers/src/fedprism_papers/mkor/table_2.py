@@ -14,10 +14,10 @@ from fedprism_papers.mkor import malicious_server as server
 from fedprism_papers.shared.base import Announce, Recipe, Row, Settings
 from fedprism_papers.shared.cells import attack_cell
 
-SIZES, QUICK_SIZES = (100,), (12,)
-BATCHES = 10
-ITERATIONS, QUICK_ITERATIONS = 1000, 20
-SIDE = 28
+SIZES, QUICK_SIZES = (100,), (12,)  # images per batch
+BATCHES = 10  # per cell
+ITERATIONS, QUICK_ITERATIONS = 1000, 20  # of the attack beside MKOR
+SIDE = 28  # pixels
 ORIGINAL, STRIDES = "LeNet-5", "strides in place of pools"
 PAPER = {
     ORIGINAL: {

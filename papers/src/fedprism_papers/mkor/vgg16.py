@@ -13,9 +13,9 @@ from fedprism_papers.mkor import malicious_server as server
 from fedprism_papers.shared.base import Announce, Recipe, Row, Settings
 from fedprism_papers.shared.cells import attack_cell
 
-SIZES, QUICK_SIZES = (100,), (8,)
-BATCHES = 10
-NODES, QUICK_NODES = 40, 8
+SIZES, QUICK_SIZES = (100,), (8,)  # images per batch
+BATCHES = 10  # per cell
+NODES, QUICK_NODES = 40, 8  # per class
 HIDDEN: dict[str, Attack] = {"inconspicuous, midpoint": Mkor(reference=Reference.DUMP_CLASS, disguise=Disguise())}
 ITERATIONS, QUICK_ITERATIONS = 1000, 20
 """Of gradient matching. The paper lets it run for eight hours on a GPU and does not say how many these are."""

@@ -42,6 +42,7 @@ from fedprism.checks import choice, whole
 from fedprism.client.observed import direction, local_steps
 from fedprism.defenses.base import check_number
 from fedprism.errors import BadInput, MissingKnowledge, NotApplicable
+from fedprism.naming import preset
 from fedprism.network.stack import Stack, stack_of
 from fedprism.pixels import to_inputs
 from fedprism.solvers.windows import (
@@ -253,11 +254,13 @@ def _noised(sent: Update, noise: float, rng: torch.Generator) -> Update:
     }
 
 
+@preset(Mkor)
 def mkor() -> Mkor:
     """The paper's naive form, read by an absent class and decoded by the middle of the bounds."""
     return Mkor()
 
 
+@preset(Mkor)
 def mkor_inconspicuous() -> Mkor:
     """The paper's inconspicuous form: random taps, noise for zeros, pairs of opposite rows, channels shuffled."""
     return Mkor(disguise=Disguise())
