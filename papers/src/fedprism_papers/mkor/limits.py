@@ -98,7 +98,8 @@ def run(settings: Settings, announce: Announce) -> Iterator[Row]:
             reading: replace(READINGS[reading], **change.attack) for reading in change.readings
         }
         entries = attack_cell(cell, attacks, settings, announce, name).entries
-        notes = (victim.note, *([f"{name} changes {shares(victim.model, attacks[DUMP])}."] if "disguise" in change.attack else []))
+        changed = [f"{name} changes {shares(victim.model, attacks[DUMP])}."] if "disguise" in change.attack else []
+        notes = (victim.note, *changed)
         yield Row(cell={"data": victim.name, "setting": name, "n": cell.size}, entries=entries, notes=notes)
 
 
