@@ -98,7 +98,8 @@ def run(settings: Settings, announce: Announce) -> Iterator[Row]:
             reading: replace(READINGS[reading], **change.attack) for reading in change.readings
         }
         entries = attack_cell(cell, attacks, settings, announce, name).entries
-        notes = (victim.note, *([shares(victim.model, attacks[DUMP])] if "disguise" in change.attack else []))
+        changed = [f"{name} changes {shares(victim.model, attacks[DUMP])}."] if "disguise" in change.attack else []
+        notes = (victim.note, *changed)
         yield Row(cell={"data": victim.name, "setting": name, "n": cell.size}, entries=entries, notes=notes)
 
 
@@ -108,7 +109,7 @@ def shares(model: nn.Module, attack: Attack) -> str:
     params = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     sent, _ = attack.tamper(model, params, generator(0, "shares"))
     changed = {name: share for name, share in changed_shares(sent, params).items() if params[name].dim() > 1}
-    return f"Changed: {', '.join(f'{name} {share:.1%}' for name, share in changed.items())}."
+    return ", ".join(f"{share:.1%} of {name}" for name, share in changed.items())
 
 
 def _with_dropout(victim: server.Victim, dropout: float) -> server.Victim:
