@@ -147,7 +147,7 @@ def test_utility_is_measured_and_its_clock_kept_apart(tmp_path: Path) -> None:
     assert private.record.time_factor is None
     assert private.time_factor is not None
     assert '"time_factor": null' in (tmp_path / "out" / "results.json").read_text()
-    assert "What defenses cost" in (tmp_path / "out" / "summary.md").read_text()
+    assert "| defense | verdict | recovered | ceiling | accuracy" in (tmp_path / "out" / "summary.md").read_text()
 
 
 # --- gates -----------------------------------------------------------------------------------------------------------

@@ -118,7 +118,7 @@ def test_a_plan_tells_what_a_capture_does_not(tmp_path: Path) -> None:
 
 def test_an_attack_by_hand_says_what_the_capture_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fp.captures.save(forget(three_clients(), "input_shape"), tmp_path / "run")
-    arguments = ["attack", str(tmp_path / "run"), "--with", "dense-inversion", "-o", str(tmp_path / "out")]
+    arguments = ["attack", str(tmp_path / "run"), "--attack", "dense-inversion", "-o", str(tmp_path / "out")]
     assert cli.main(arguments) == 2
     assert "dense-inversion needs to know 'input_shape', which the capture does not tell" in sentence(capsys)
     document = json.loads((tmp_path / "run" / "capture.json").read_text())

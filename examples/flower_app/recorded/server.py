@@ -22,4 +22,4 @@ def main(grid: Grid, context: Context) -> None:
     strategy = FedAvg(fraction_evaluate=0.0)
     strategy = flower.RecordingStrategy(strategy, folder, model=model, knowledge=known, watch=flower.Watch())
     strategy.start(grid=grid, initial_arrays=ArrayRecord(model.state_dict()), num_rounds=int(settings["rounds"]))
-    print(f"Recorded. Next: fedprism attack {folder} --with dense-inversion")
+    print(f"Recorded. Next: fedprism attack {folder} --attack dense-inversion")

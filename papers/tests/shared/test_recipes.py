@@ -118,7 +118,7 @@ def test_what_is_finished_outlives_what_fails(
 ) -> None:
     plant(monkeypatch, made_up(rows=1, end=BadInput("expected more, found less; add some.")))
     assert cli.main(["reproduce", "made-up", "-o", "out"]) == 2
-    assert capsys.readouterr().err == "fedprism: expected more, found less; add some.\n"
+    assert capsys.readouterr().err == "error: expected more, found less; add some.\n"
     assert json.loads(Path("out/results.json").read_text())["complete"] is False
     assert "Unfinished" in Path("out/table.md").read_text()
     plant(monkeypatch, made_up(rows=1))

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 from rich import box
 from rich.table import Table
 
+from fedprism.audit import by_defense
 from fedprism.audit.choosing import Skipped
 from fedprism.audit.gates import Conclusion, Judgement
 from fedprism.audit.plan import Plan
@@ -97,7 +98,7 @@ def markdown(plan: Plan, rows: Sequence[Summary], skipped: Sequence[Skipped], co
         lines += [*_judgements(conclusion.gates), *(f"- {_cell(sentence)}" for sentence in failures)]
         lines += [""] if failures else []
     attacks = [row for row in rows if row.cell["kind"] != "utility"]
-    lines += _settings(attacks)
+    lines += [*_by_defense(rows), *_settings(attacks)]
     lines += [
         LEGEND,
         "",
@@ -108,7 +109,7 @@ def markdown(plan: Plan, rows: Sequence[Summary], skipped: Sequence[Skipped], co
         figures = [_figure(row.figure(metric)) for metric in names]
         shown = " | ".join([*figures, _ceiling(row), _answered(row), _labels(row), _outcome(row)])
         lines.append(f"| {_cell(title(row.cell))} | {shown} |")
-    lines += [*_by_column(attacks), *_of_recordings(attacks), *_costs(rows)]
+    lines += [*_by_column(attacks), *_of_recordings(attacks)]
     if skipped:
         lines += ["", "## Not tested", "", *(f"- {_cell(each.what)}: {_cell(each.why)}" for each in skipped)]
     return "\n".join([*lines, ""])
@@ -233,20 +234,10 @@ def _of_recordings(rows: Sequence[Summary]) -> list[str]:
     return lines
 
 
-def _costs(rows: Sequence[Summary]) -> list[str]:
-    costs = [row for row in rows if row.cell["kind"] == "utility"]
-    if not costs:
-        return []
-    lines = ["", "## What defenses cost", "", "| defense | accuracy | time per step | epsilon |", "|---|---|---|---|"]
-    for row in costs:
-        accuracy = _accuracy(row)
-        if row.interval is not None:
-            accuracy += f" ({row.interval[0]:.1%} to {row.interval[1]:.1%})"
-        time = "" if row.time_factor is None else f"{row.time_factor:.2f} x"
-        lines.append(
-            f"| {_cell(str(row.cell['defense']))} | {accuracy or _outcome(row)} | {time} | {_number(row.epsilon)} |"
-        )
-    return lines
+def _by_defense(rows: Sequence[Summary]) -> list[str]:
+    lines = [f"| {' | '.join(by_defense.COLUMNS)} |", f"|{'---|' * len(by_defense.COLUMNS)}"]
+    lines += [f"| {' | '.join(map(_cell, line.cells))} |" for line in by_defense.by_defense(rows)]
+    return [*lines, ""]
 
 
 def _figure(figure: Figure | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import save
 from torch import Tensor
@@ -41,8 +41,8 @@ def carry_out(
     output: Path,
     seed: int,
     device: str | None,
-) -> list[Table | str]:
-    """Attack a capture, write what came of it, and return what is printed.
+) -> tuple[dict[str, Any], list[Table | str]]:
+    """Attack a capture, write what came of it, and return the record and its text for a person.
 
     `capture` holds the folder and settings of the attack as flags; `siblings` are flags of the command itself. `then`:
     the attack on what `name` splits off.
@@ -82,7 +82,7 @@ def carry_out(
     )
     files = result_files(observation, answer, record)
     publishing.publish(output, files, stale=("record.json", "recovered-*.png", "update-*.safetensors"))
-    return [summary(record, files), *([str(scores)] if scores else [])]
+    return dataclasses.asdict(record), [summary(record, files), *([str(scores)] if scores else [])]
 
 
 def _named(name: str, then: str | None) -> Attack:

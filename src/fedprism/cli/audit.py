@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedprism.cli.options import Device, Download, Output
-from fedprism.cli.terminal import console_for
+from fedprism.cli.options import DataDir, Device, Download, Output
 
 
 def audit(
@@ -42,9 +41,7 @@ def audit(
         bool, typer.Option("--allow-untested", help="Exit with 0 instead of 2 if no attack ran to its end.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the grid, its time and its memory.")] = False,
-    data_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder with the data sets; else FEDPRISM_DATA names it.")
-    ] = None,
+    data_dir: DataDir = None,
     allow_download: Download = False,
     device: Device = None,
 ) -> None:
@@ -62,8 +59,6 @@ def audit(
     code = auditing.carry_out(
         plan,
         output,
-        console=console_for(),
-        errors=console_for(stderr=True),
         resume=resume,
         workers=workers,
         ray=ray,

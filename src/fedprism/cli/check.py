@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedprism.cli.terminal import console_for
+from fedprism.cli.terminal import answer
 
 if TYPE_CHECKING:
     from fedprism.audit.checking import Fit
@@ -24,9 +25,7 @@ def check(
     from fedprism.audit import checking
 
     fit = checking.check(checking.setup_for(model, data, loss=loss))
-    console = console_for()
-    for line in lines(fit):
-        console.print(line, soft_wrap=True)
+    answer(dataclasses.asdict(fit), lambda: lines(fit))
 
 
 def lines(fit: Fit) -> list[str]:

@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from fedprism.cli.terminal import console_for
-
 
 def init(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The plan.")] = Path("plan.toml"),
@@ -26,4 +24,4 @@ def init(
     """Write a commented plan with defenses whose strengths fit the model; by default on embedded photographs."""
     from fedprism.cli import auditing
 
-    auditing.write_plan(output, model, data, loss, console_for())
+    auditing.write_plan(output, model, data, loss)
