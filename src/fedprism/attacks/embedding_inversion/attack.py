@@ -46,6 +46,10 @@ class EmbeddingInversion(UpdateAttack):
     def reads_any_inputs(self) -> bool:
         return True
 
+    @property
+    def reads_scaled_updates(self) -> bool:
+        return True
+
     def not_worth(self, circumstances: Circumstances) -> str | None:
         return None if circumstances.looks_up else NO_TABLES
 
