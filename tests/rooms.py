@@ -11,7 +11,10 @@ VOCABULARY = (
 """Modules at the top of the package that say what everything else is about."""
 
 ABOVE_THE_WALL: dict[str, tuple[str, str]] = {
-    "vocabulary": ("what flows between the rooms: `types`, `errors`, `threats`, `losses`, `optimizers`, and small helpers", ""),
+    "vocabulary": (
+        "what flows between the rooms: `types`, `errors`, `threats`, `losses`, `optimizers`, and small helpers",
+        "",
+    ),
     "runtime": ("devices, processes, progress, memory, differentiating twice", "vocabulary"),
     "files": ("tensor files, results published in one step, JSON, locks, pictures", "vocabulary"),
     "network": ("the map of a network: layers, what feeds them, where the input enters", "vocabulary"),

@@ -245,6 +245,9 @@ class Record:
     time_factor: float | None = None
     epsilon: float | None = None
     residual: float | None = None
+    """Of the update that the answer explains best."""
+    updates: tuple[Mapping[str, Any], ...] = ()
+    """What each update says about its own answer, as `evaluation.residuals.UpdateResidual` has it."""
     ceiling: Mapping[str, Any] | None = None
     """What no attacker can exceed, as `evaluation.ceiling.Ceiling` says it; None where it is unknown."""
     status: str = ""

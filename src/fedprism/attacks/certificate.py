@@ -29,7 +29,7 @@ LEAST_ERROR = 1e-6
 SAME_SIZE = 0.01
 """Relative difference of sizes that count as one size: far above rounding, far below the spread of gradients."""
 MOSTLY = 0.9
-"""Share of the nonzero entries of one size from which an update says signs only; of a gradient's it is a few percent."""
+"""Share of the nonzero entries of one size from which an update says signs only; in gradients it is a few percent."""
 STRETCH = (0.5, 1.5)
 """Factors, drawn evenly, by which each number of an answer is multiplied to see whether the update depends on it."""
 TOLD_APART = 0.1
@@ -86,9 +86,11 @@ def _depends_on_sizes(observation: Observation, forward: Forward, guess: Batch, 
         return True
     rng, (low, high) = generator(0, "stretched"), STRETCH
     stretched = guess.map(
-        lambda tensor: tensor * (low + (high - low) * torch.rand(tensor.shape, generator=rng).to(tensor))
-        if tensor.is_floating_point()
-        else tensor
+        lambda tensor: (
+            tensor * (low + (high - low) * torch.rand(tensor.shape, generator=rng).to(tensor))
+            if tensor.is_floating_point()
+            else tensor
+        )
     )
     return sine(forward(stretched.inputs, guess.labels, create_graph=False), tuple(predicted)) > TOLD_APART
 

@@ -240,11 +240,11 @@ class ProtocolEntry(Entry):
         from fedprism.client.update import FedAvg, FedSGD
 
         kind = row({"fedsgd": FedSGD, "fedavg": FedAvg}, self.name, "protocol")
-        if self.optimizer is not None and kind is FedSGD:
-            raise BadInput("expected an optimizer of fedavg, found one of fedsgd, whose clients take no step.")
         made: Protocol = _called(kind, self.plain, f"the protocol {self.name}")
         if self.optimizer is not None:
-            made = dataclasses.replace(made, optimizer=self.optimizer.method)  # type: ignore[call-arg]
+            if not isinstance(made, FedAvg):
+                raise BadInput("expected an optimizer with fedavg, found one with fedsgd; its clients take no step.")
+            made = dataclasses.replace(made, optimizer=self.optimizer.method)
         if not (isinstance(made.lr, int | float) and 0 < made.lr < math.inf):
             raise BadInput(f"expected lr to be a number above 0, found {shown(made.lr)}; 0.1 is common.")
         return made

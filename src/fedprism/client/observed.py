@@ -40,7 +40,7 @@ def adds_gradients(round: Round, knowledge: Knowledge) -> bool | None:
 
 
 def is_batch_gradient(round: Round, knowledge: Knowledge) -> bool:
-    """Whether the update may be a multiple of one gradient: clients sent it, or each is known to have taken one step."""
+    """Whether the update may be a multiple of one gradient: clients sent it, or each took one step, as is known."""
     if round.kind == "gradient":
         return True
     return adds_gradients(round, knowledge) is not False and local_steps(round, knowledge) == 1

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
+from fedprism.checks import shown
 from fedprism.client.batch_parts import bytes_kept, part_size
 from fedprism.client.refusing import refusal
 from fedprism.defenses.base import Chain, Context, Defense
-from fedprism.checks import shown
 from fedprism.errors import BadInput
 from fedprism.inputs import Inputs, arguments, first_tensor, map_tensors, outputs_of, tensors_of, values_in
 from fedprism.optimizers import OPTIMIZERS, SGD, LocalOptimizer, State
@@ -191,7 +191,9 @@ def trained_update(
     state: State = {}
     for number, indices in enumerate(steps):
         step = gradient(end, indices, number)
-        end, state = protocol.optimizer.step(end, step, state, number=number, lr=protocol.lr, momentum=protocol.momentum)
+        end, state = protocol.optimizer.step(
+            end, step, state, number=number, lr=protocol.lr, momentum=protocol.momentum
+        )
         if not create_graph:
             end = {name: p.detach().requires_grad_() for name, p in end.items()}
             state = {kind: {name: t.detach() for name, t in tensors.items()} for kind, tensors in state.items()}
