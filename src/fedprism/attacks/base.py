@@ -120,7 +120,7 @@ class UpdateAttack(Attack):
                 "which scales each entry by itself; use gradient-matching instead."
             )
         answer = self.attack_update(observation, rng)
-        if summed is None and not self.reads_scaled_updates:
+        if summed is None:
             return dataclasses.replace(answer, status=f"{answer.status}; {READ_AS_SGD}")
         return answer
 

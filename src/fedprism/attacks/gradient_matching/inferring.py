@@ -15,7 +15,7 @@ from torch.func import functional_call
 from fedprism import losses
 from fedprism.attacks.gradient_matching.forward import input_box
 from fedprism.client.batchnorm import buffers_of
-from fedprism.client.observed import direction
+from fedprism.client.observed import adds_gradients, direction
 from fedprism.errors import NotApplicable
 from fedprism.network.network_map import NetworkMap
 from fedprism.randomness import generator, seeded_layers
@@ -48,6 +48,11 @@ def inferred_labels(observation: Observation, round: Round, batch: int, network:
     class_grad = gradient[last.bias or ""] if has_bias else last.rows(gradient).sum(1)
     if round.kind == "delta" and int((class_grad < 0).sum()) > batch >= int((class_grad > 0).sum()) > 0:
         class_grad = -class_grad  # no batch makes so many classes negative: the parameters after were subtracted
+    if adds_gradients(round, observation.knowledge) is False and int((class_grad < 0).sum()) != batch:
+        raise NotApplicable(
+            "inferring labels of clients that train with Adam expects a class per sample, found that some classes "
+            'occur several times; set labels="joint" or grant the labels.'
+        )
     predicted, crowded = None, len(class_grad) < COUNTING_RATIO * batch
     if crowded and has_bias and sole_label(last.rows(gradient)) is None:
         predicted = _mean_prediction(observation, round)
