@@ -171,7 +171,15 @@ def test_training_that_does_not_fit_together_is_refused(wrong: dict[str, Any], w
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"beta1": 1.0}, {"beta2": -0.1}, {"epsilon": float("inf")}, {"weight_decay": -1.0}, {"beta1": True}]
+    "wrong",
+    [
+        {"beta1": 1.0},
+        {"beta2": -0.1},
+        {"epsilon": float("inf")},
+        {"weight_decay": -1.0},
+        {"beta1": True},
+        {"epsilon": 0.0},
+    ],
 )
 def test_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(BadInput, match=next(iter(wrong))):

@@ -220,7 +220,7 @@ class OptimizerEntry(Entry):
     def method(self) -> LocalOptimizer:
         from fedprism.optimizers import OPTIMIZERS
 
-        kind = row(OPTIMIZERS, self.name, "optimizer")
+        kind = row(OPTIMIZERS, self.name, "local optimizer")
         return _called(kind, self.plain, f"the optimizer {self.name}")  # type: ignore[no-any-return]
 
 

@@ -335,12 +335,12 @@ def _read_defense(entry: DefenseEntry) -> Defense:
 
 
 def _read_optimizer(entry: OptimizerEntry) -> LocalOptimizer:
-    kind = row(OPTIMIZERS, entry.name, "optimizer")
+    kind = row(OPTIMIZERS, entry.name, "local optimizer")
     try:
         return kind(**entry.kwargs)
     except TypeError as error:
         raise BadCapture(
-            f"expected settings of the optimizer {entry.name}, found {shown(entry.kwargs)}; correct "
+            f"expected settings of the local optimizer {entry.name}, found {shown(entry.kwargs)}; correct "
             "knowledge.local_optimizer."
         ) from error
 

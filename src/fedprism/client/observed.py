@@ -91,6 +91,8 @@ def moved_by_decay(round: Round, knowledge: Knowledge) -> Update:
     start = {name: round.params[name].detach() for name in round.update}
     nothing = {name: torch.zeros_like(p) for name, p in start.items()}
     moved = trained_update(start, lambda *_: nothing, [torch.empty(0)] * steps, protocol)
+    if not all(bool(torch.isfinite(tensor).all()) for tensor in moved.values()):
+        return {}
     clients = round.clients if round.reduction == "sum" else 1
     return {name: clients * tensor.detach() for name, tensor in moved.items()}
 
