@@ -5,13 +5,15 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-VOCABULARY = ("types", "inputs", "errors", "threats", "losses", "randomness", "checks", "naming", "pixels")
+VOCABULARY = (
+    *("types", "inputs", "errors", "threats", "losses", "optimizers", "randomness", "checks", "naming", "pixels"),
+)
 """Modules at the top of the package that say what everything else is about."""
 
 ABOVE_THE_WALL: dict[str, tuple[str, str]] = {
     "display": ("how values show themselves: short text, tables and pictures for notebooks", ""),
     "vocabulary": (
-        "what flows between the rooms: `types`, `errors`, `threats`, `losses`, and small helpers",
+        "what flows between the rooms: `types`, `errors`, `threats`, `losses`, `optimizers`, and small helpers",
         "display",
     ),
     "runtime": ("devices, processes, progress, memory, differentiating twice", "vocabulary"),

@@ -54,7 +54,7 @@ def _known(field: str) -> str:
 
 
 _PUBLIC = frozenset({"model", "input_shape", "loss"})
-_LOCAL = frozenset({"local_lr", "local_epochs", "local_batch_size", "local_momentum"})
+_LOCAL = frozenset({"local_lr", "local_epochs", "local_batch_size", "local_momentum", "local_optimizer"})
 _SERVER = _PUBLIC | _LOCAL | {"bounds", "normalization", "batch_size"}
 
 eavesdropper = ThreatModel(

@@ -34,6 +34,7 @@ from fedprism.inputs import (
     unflattened,
 )
 from fedprism.inputs import arguments as arguments
+from fedprism.optimizers import LocalOptimizer
 from fedprism.pixels import stretched
 
 Update: TypeAlias = Mapping[str, Tensor]
@@ -128,6 +129,9 @@ class Knowledge(ShortRepr):
     what weight, left out where only the mapping is known, "updates" (mixtures,) behind which of the rounds it is. The
     mixtures of an update are in the order in which they were fed; samples are numbered through all clients.
 
+    `local_optimizer` is what clients step with and `local_momentum` SGD's momentum; neither stands for the other, and
+    an optimizer that is not known may be any.
+
     Of R rounds and C clients: participation (R, C) bool, cohort_sizes (R,), windows (W, R) bool which rounds a window
     holds, counts (C, W) how often a client took part in each, NaN or -1 where unknown. Clients are called client-0,
     client-1, ... in the order of the columns unless participants are named.
@@ -145,6 +149,7 @@ class Knowledge(ShortRepr):
     local_epochs: int | None = None
     local_batch_size: int | None = None
     local_momentum: float | None = None
+    local_optimizer: LocalOptimizer | None = None
     batchnorm_exact: Update | tuple[Update, ...] | None = None
     batchnorm_running: Update | None = None
     public_data: Batch | None = None
@@ -253,6 +258,9 @@ class Record(ShortRepr):
     time_factor: float | None = None
     epsilon: float | None = None
     residual: float | None = None
+    """Of the update that the answer explains best."""
+    updates: tuple[Mapping[str, Any], ...] = ()
+    """What each update says about its own answer, as `evaluation.residuals.UpdateResidual` has it."""
     ceiling: Mapping[str, Any] | None = None
     """What no attacker can exceed, as `evaluation.ceiling.Ceiling` says it; None where it is unknown."""
     status: str = ""

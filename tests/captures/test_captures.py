@@ -115,6 +115,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "one client": {},
     "several clients": {"clients": [batch(2, 1), batch(3, 2)], "rounds": 2},
     "federated averaging": {"protocol": fp.FedAvg(lr=0.1, epochs=2, batch_size=2, momentum=0.5)},
+    "another optimizer": {"protocol": fp.FedAvg(lr=0.1, epochs=2, optimizer=fp.optimizers.AdamW(beta1=0.5))},
     "weighted": {"clients": [batch(1, 1), batch(3, 2)], "aggregation": "weighted_mean"},
     "eval mode": {"model": tiny("lenet"), "training": False, "loss": "mse", "bounds": (-1.0, 1.0)},
     "defended": {"defense": fp.chain(fp.defenses.Prune(0.5), fp.defenses.GaussianNoise(1e-3))},

@@ -26,7 +26,7 @@ GRANTED = {
     "eavesdropper": {"model", "input_shape", "loss"},
     "honest_but_curious": {
         *("model", "input_shape", "loss", "bounds", "batch_size"),
-        *("local_lr", "local_epochs", "local_batch_size", "local_momentum"),
+        *("local_lr", "local_epochs", "local_batch_size", "local_momentum", "local_optimizer"),
     },
 }
 

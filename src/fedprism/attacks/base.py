@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -10,9 +11,13 @@ from typing import ClassVar, final
 import torch
 
 from fedprism.attacks.updates import joined_answers, split_updates
+from fedprism.client.observed import adds_gradients
+from fedprism.errors import NotApplicable
 from fedprism.naming import EvaluableRepr
 from fedprism.types import Observation, Reconstruction
 
+READ_AS_SGD = "the clients' optimizer is not known: the update was read as a sum of gradients, as SGD sends"
+"""Added to the status of attacks that read updates so."""
 NO_DENSE_LAYER = "the input feeds no trained dense layer of this model"
 NOBODY_TAMPERS = "nobody in this plan tampers"
 
@@ -80,14 +85,36 @@ class Attack(Method):
 
 
 class UpdateAttack(Attack):
-    """An attack on one update: `run` answers for every update of an observation by itself and joins the answers."""
+    """An attack on one update: `run` answers for every update of an observation by itself and joins the answers.
+
+    Updates of clients whose optimizer scales each entry by itself, such as Adam, are refused unless
+    `reads_scaled_updates`. Where the optimizer is not known, the status says how the update was read.
+    """
+
+    @property
+    def reads_scaled_updates(self) -> bool:
+        """Whether it can read updates that are no sum of gradients; most closed forms cannot."""
+        return False
 
     @final
     def run(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
         if len(observation.rounds) == 1:
-            return self.attack_update(observation, rng)
+            return self._answer(observation, rng)
         parts = split_updates(observation)
-        return joined_answers(parts, [self.attack_update(part, rng) for part in parts])
+        return joined_answers(parts, [self._answer(part, rng) for part in parts])
+
+    def _answer(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
+        summed = adds_gradients(observation.round, observation.knowledge)
+        if summed is False and not self.reads_scaled_updates:
+            optimizer = type(observation.knowledge.local_optimizer).__name__
+            raise NotApplicable(
+                f"{self.name} expects updates that are sums of gradients, found clients that train with {optimizer}, "
+                "which scales each entry by itself; use gradient-matching instead."
+            )
+        answer = self.attack_update(observation, rng)
+        if summed is None:
+            return dataclasses.replace(answer, status=f"{answer.status}; {READ_AS_SGD}")
+        return answer
 
     @abstractmethod
     def attack_update(self, observation: Observation, rng: torch.Generator) -> Reconstruction:

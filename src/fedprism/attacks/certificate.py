@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from fedprism import losses
 from fedprism.attacks.gradient_matching.forward import Forward, forward_model
-from fedprism.client.observed import direction
+from fedprism.client.observed import adds_gradients, direction
 from fedprism.errors import FedprismError, MissingKnowledge
 from fedprism.inputs import Inputs, first_tensor, tensors_of
 from fedprism.network.network_map import network_map
 from fedprism.network.splitting import features_before
+from fedprism.randomness import generator
 from fedprism.solvers.closed_form.dense import least_squares
 from fedprism.solvers.separation.signals import candidate_labels
 from fedprism.types import Batch, Observation, Update
@@ -26,12 +28,23 @@ MOST_CLASSES = 100
 LEAST_ERROR = 1e-6
 """Relative: what solvers that square their numbers leave in double precision."""
 
+SAME_SIZE = 0.01
+"""Relative difference of sizes that count as one size: far above rounding, far below the spread of gradients."""
+MOSTLY = 0.9
+"""Share of the nonzero entries of one size from which an update says signs only; in gradients it is a few percent."""
+STRETCH = (0.5, 1.5)
+"""Factors, drawn evenly, by which each number of an answer is multiplied to see whether the update depends on it."""
+TOLD_APART = 0.1
+"""Sine of the angle between two updates from which the observed one tells them apart: twice what is left unexplained
+by an answer that counts as explaining it."""
+
 
 def unexplained(observation: Observation, inputs: Inputs, labels: Tensor) -> float | None:
     """The share of the observed update that does not point along the update these samples give; None where unknowable.
 
     It is the sine of the angle between the two, over all tensors that were sent: 0 is all explained, 1 nothing. The
-    scale of an update is never taken for known, because clipping, weights and learning rates change it.
+    scale of an update is never taken for known, because clipping, weights and learning rates change it. Where the sizes
+    of entries say nothing about the samples, other samples would explain the update as well, and nothing is known.
     """
     if not len(labels) or any(len(tensor) != len(labels) for tensor in tensors_of(inputs)):
         return None
@@ -41,7 +54,52 @@ def unexplained(observation: Observation, inputs: Inputs, labels: Tensor) -> flo
         return None
     like = forward.target[0]
     guess = Batch(inputs, labels).to(like.device, like.dtype)
-    return sine(forward(guess.inputs, guess.labels, create_graph=False), forward.target)
+    predicted = forward(guess.inputs, guess.labels, create_graph=False)
+    if only_signs(forward.target) or not _depends_on_sizes(observation, forward, guess, predicted):
+        return None
+    return sine(predicted, forward.target)
+
+
+def only_signs(update: Iterable[Tensor]) -> bool:
+    """Whether nearly all entries of each tensor have one size, as after sign compression or Adam's first step."""
+    same, total = 0, 0
+    for tensor in update:
+        sizes = tensor[tensor != 0].abs().double()
+        if len(sizes):
+            same += int(((sizes - sizes.median()).abs() <= SAME_SIZE * sizes.median()).sum())
+            total += len(sizes)
+    return same > MOSTLY * total
+
+
+def _depends_on_sizes(observation: Observation, forward: Forward, guess: Batch, predicted: list[Tensor]) -> bool:
+    """Whether the observed update would be another one if the numbers in the samples had the same signs, other sizes.
+
+    An optimizer that scales entries one by one is known, and hides sizes, or it is not known: then the update must not
+    be one that such an optimizer makes of samples whose numbers it scaled in the same way.
+    """
+    floating = [tensor for tensor in tensors_of(guess.inputs) if tensor.is_floating_point()]
+    summed = adds_gradients(observation.round, observation.knowledge)
+    if summed is None:
+        rooted = guess.map(lambda tensor: _root(tensor) if tensor.is_floating_point() else tensor)
+        return sine(forward(rooted.inputs, guess.labels, create_graph=False), tuple(map(_root, forward.target))) > (
+            TOLD_APART
+        )
+    if summed or not floating:
+        return True
+    rng, (low, high) = generator(0, "stretched"), STRETCH
+    stretched = guess.map(
+        lambda tensor: (
+            tensor * (low + (high - low) * torch.rand(tensor.shape, generator=rng).to(tensor))
+            if tensor.is_floating_point()
+            else tensor
+        )
+    )
+    return sine(forward(stretched.inputs, guess.labels, create_graph=False), tuple(predicted)) > TOLD_APART
+
+
+def _root(tensor: Tensor) -> Tensor:
+    """The square root of each entry's size, with its sign."""
+    return tensor.sign() * tensor.abs().sqrt()
 
 
 def sine(first: list[Tensor], second: tuple[Tensor, ...]) -> float:
@@ -107,13 +165,14 @@ def explaining_labels(observation: Observation, inputs: Inputs) -> Tensor | None
     samples = Batch(inputs, torch.empty(0)).to(like.device, like.dtype)
     with torch.no_grad():
         features = features_before(observation, round, last)(samples.inputs).double()
-    gradient, weight = last.rows(direction(round)).double(), last.rows(round.params).double()
+    sent = direction(round, observation.knowledge)
+    gradient, weight = last.rows(sent).double(), last.rows(round.params).double()
     outputs = features @ weight.T
     if last.bias is not None:
         outputs = outputs + round.params[last.bias].double()
     if last.bias is not None and last.bias in round.update:
         features = torch.cat([features, torch.ones_like(features[:, :1])], dim=1)
-        gradient = torch.cat([gradient, direction(round)[last.bias].double().unsqueeze(1)], dim=1)
+        gradient = torch.cat([gradient, sent[last.bias].double().unsqueeze(1)], dim=1)
     signals = least_squares(features.T, gradient.T)
     signs = (1, -1) if round.kind == "delta" else (1,)
     if losses.name_of(loss) == "binary_cross_entropy":

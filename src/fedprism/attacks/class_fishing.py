@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from fedprism import losses
 from fedprism.attacks.base import Attack, Circumstances, UpdateAttack
+from fedprism.attacks.gradient_matching.forward import FORWARD_USES
 from fedprism.attacks.gradient_matching.labels import Labels
 from fedprism.attacks.gradient_matching.presets import inverting_gradients
 from fedprism.client.observed import direction, local_steps
@@ -77,7 +78,7 @@ class ClassFishing(UpdateAttack):
 
     @property
     def uses(self) -> frozenset[str]:
-        return self.matching.uses | {"local_lr", "local_epochs", "local_batch_size"}
+        return self.matching.uses | FORWARD_USES - {"defense"}
 
     def not_worth(self, circumstances: Circumstances) -> str | None:
         return "it fishes for one class, which a plan has to name"
@@ -109,7 +110,7 @@ class ClassFishing(UpdateAttack):
         size = observation.knowledge.batch_size
         if not isinstance(size, int):
             raise NotApplicable(f"class-fishing expects one batch_size, found {size}; give one number.")
-        gradient, unit = _counted(observation.round, last, target, size)
+        gradient, unit = _counted(observation, last, target, size)
         counted = -float(gradient[last.bias or ""][target]) / unit.size
         count = max(round(counted), 0)
         status = _status(unit, counted, count)
@@ -154,11 +155,11 @@ def _check(observation: Observation) -> None:
         )
 
 
-def _counted(round: Round, last: Operation, target: int, batch: int) -> tuple[Update, SampleUnit]:
+def _counted(observation: Observation, last: Operation, target: int, batch: int) -> tuple[Update, SampleUnit]:
     """The gradient and what one sample adds to it; of a difference it may be unknown what was subtracted from what."""
-    readings = []
+    readings, round = [], observation.round
     for sign in (1, -1) if round.kind == "delta" else (1,):
-        gradient = {name: sign * tensor for name, tensor in direction(round).items()}
+        gradient = {name: sign * tensor for name, tensor in direction(round, observation.knowledge).items()}
         unit = _sample_unit(gradient[last.bias or ""].double(), target, batch)
         if unit is not None:
             readings.append((gradient, unit))

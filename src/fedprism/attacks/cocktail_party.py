@@ -148,7 +148,7 @@ class CocktailParty(UpdateAttack):
         self, observation: Observation, round: Round, network: NetworkMap, layer: Operation, entrance: Entrance | None
     ) -> _Separation:
         """What the layer was fed, one row per sample."""
-        gradient = direction(round)
+        gradient = direction(round, observation.knowledge)
         weight_grad = layer.rows(gradient)
         bias_grad = gradient.get(layer.bias) if self.bias_scale and layer.bias is not None else None
         size = observation.knowledge.batch_size

@@ -7,6 +7,7 @@ global models is the other's update.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, ClassVar, NamedTuple
@@ -18,8 +19,8 @@ from fedprism import losses
 from fedprism.attacks.gradient_matching.forward import FORWARD_USES
 from fedprism.attacks.reduction import Reduced, Reduction
 from fedprism.client.batchnorm import buffers_of
-from fedprism.client.observed import as_delta, as_gradient
-from fedprism.client.update import FedAvg, FedSGD, local_update
+from fedprism.client.observed import adds_gradients, as_delta, as_gradient, known_training
+from fedprism.client.update import FedSGD, local_update
 from fedprism.errors import BadInput, MissingKnowledge, NotApplicable
 from fedprism.types import Batch, Knowledge, Observation, Round, Update
 
@@ -34,9 +35,9 @@ class OtherClients(Reduction):
     """The mean of the other clients' updates, one a round, out of the movement of the global model.
 
     The client knows its own data (`public_data`) and repeats its own training on it; it is the first client, and took
-    part in every round unless the participation is known and says otherwise. single_step: clients are taken to train in
-    one step on all that they have, where the local epochs do not say otherwise; the update is then a mean gradient,
-    which more attacks can read.
+    part in every round unless the participation is known and says otherwise. single_step: clients of SGD are taken to
+    train in one step on all that they have, where the local epochs do not say otherwise; the update is then a mean
+    gradient, which more attacks can read.
 
     Its own share is exact where its training has no chance in it: a random order of batches and noise are not repeated.
     """
@@ -80,7 +81,8 @@ class OtherClients(Reduction):
 
     def _without_own(self, observation: Observation, round: Round, number: int, cohort: _Cohort) -> Observation:
         knowledge, rate = observation.knowledge, observation.knowledge.local_lr or 0.0
-        gradient = self.single_step and (knowledge.local_epochs or 1) == 1
+        summed = adds_gradients(round, knowledge) is True
+        gradient = self.single_step and summed and (knowledge.local_epochs or 1) == 1
         own_update = _own_update(observation, round) if cohort.took_part else {}
         own_share, update = cohort.own_share, dict(round.update)
         if own_update:
@@ -155,7 +157,7 @@ def _own_update(observation: Observation, round: Round) -> Update:
         {name: round.params[name] for name, _ in model.named_parameters()},
         Batch(data.tensor.to(like), data.labels.to(like.device)),
         loss=losses.resolve(knowledge.loss),
-        protocol=FedSGD() if gradient else _protocol(knowledge),
+        protocol=FedSGD() if gradient else known_training(knowledge, "the curious client", steps=_own_steps(knowledge)),
         rng=torch.Generator(),
         defense=knowledge.defense.deterministic() if knowledge.defense is not None else None,
         buffers=buffers_of(observation, round),
@@ -164,15 +166,9 @@ def _own_update(observation: Observation, round: Round) -> Update:
     return as_delta(update, knowledge.local_lr) if gradient else update
 
 
-def _protocol(knowledge: Knowledge) -> FedAvg:
-    """Local training as it is known, in the order of the data."""
-    return FedAvg(
-        lr=knowledge.local_lr or 0.0,
-        epochs=knowledge.local_epochs or 1,
-        batch_size=knowledge.local_batch_size,
-        momentum=knowledge.local_momentum or 0.0,
-        shuffle=False,
-    )
+def _own_steps(knowledge: Knowledge) -> int:
+    samples = len(_own_data(knowledge))
+    return (knowledge.local_epochs or 1) * math.ceil(samples / (knowledge.local_batch_size or samples))
 
 
 def _repeatable(observation: Observation) -> bool:

@@ -19,9 +19,9 @@ from torch.nn.functional import one_hot
 
 from fedprism import losses
 from fedprism.attacks.base import NO_DENSE_LAYER, Circumstances, UpdateAttack
-from fedprism.attacks.certificate import can_contradict, certified, explaining_labels, rounding_error
+from fedprism.attacks.certificate import can_contradict, certified, explaining_labels, only_signs, rounding_error
 from fedprism.attacks.gradient_matching.forward import FORWARD_USES
-from fedprism.client.observed import direction
+from fedprism.client.observed import adds_gradients, direction
 from fedprism.errors import NotApplicable
 from fedprism.naming import preset
 from fedprism.network.network_map import Activation, NetworkMap, network_map
@@ -77,7 +77,7 @@ class DenseInversion(UpdateAttack):
                 "dense-inversion expects a dense layer fed by the input, found none in this model; "
                 "use gradient-matching instead."
             )
-        gradient = direction(round)
+        gradient = direction(round, observation.knowledge)
         weight_grad, bias_grad = _gradient(layer, gradient)
         size = observation.knowledge.batch_size
         batch = size if isinstance(size, int) else dense.numerical_rank(weight_grad, bias_grad)
@@ -123,17 +123,22 @@ def _status(
     labels: Tensor | None,
     gradient: tuple[Tensor, Tensor],
 ) -> dense.DenseStatus:
-    """What the whole update says about inputs that should explain it."""
-    if status not in CHECKED:
+    """What the whole update says about inputs that should explain it, and the layer about those that it confirms."""
+    if status is not dense.DenseStatus.NOT_INVERTIBLE and only_signs(gradient):
+        return dense.DenseStatus.SIGNS
+    if status in CHECKED:
+        explained = certified(observation, inputs, labels)
+        if explained:
+            return dense.DenseStatus.EXACT
+        if not can_contradict(observation, inputs) or (explained is None and len(inputs) >= len(gradient[1])):
+            return dense.DenseStatus.UNCHECKABLE
+        rounding = rounding_error(direction(observation.round))
+        if not len(inputs) or dense.outside(inputs.flatten(1), *gradient) > rounding:
+            return dense.DenseStatus.RESIDUAL
+        status = dense.DenseStatus.LAYER if explained is None else dense.DenseStatus.ELSEWHERE
+    elif status is not dense.DenseStatus.AGREED:
         return status
-    explained = certified(observation, inputs, labels)
-    if explained:
-        return dense.DenseStatus.EXACT
-    if not can_contradict(observation, inputs) or (explained is None and len(inputs) >= len(gradient[1])):
-        return dense.DenseStatus.UNCHECKABLE
-    if not len(inputs) or dense.outside(inputs.flatten(1), *gradient) > rounding_error(direction(observation.round)):
-        return dense.DenseStatus.RESIDUAL
-    return dense.DenseStatus.LAYER if explained is None else dense.DenseStatus.ELSEWHERE
+    return status if adds_gradients(observation.round, observation.knowledge) else dense.DenseStatus.UNCONFIRMED
 
 
 def _single(weight_grad: Tensor, bias_grad: Tensor) -> _Answer:
@@ -239,6 +244,6 @@ def _rows(weight_grad: Tensor, bias_grad: Tensor, batch: int, floor: float) -> _
     """Inputs that rows agree on; failing that, the rows with the largest bias gradients, as many as samples."""
     strongest = bias_grad.abs().argsort(descending=True)[:MOST_COMPARED]
     rows = dense.invert_dense(weight_grad[strongest], bias_grad[strongest], floor=floor)
-    agreed = dense.agreeing_rows(rows)
+    agreed = dense.agreeing_rows(rows, bias_grad[strongest])
     chosen = agreed if agreed.status is dense.DenseStatus.AGREED else rows
     return _Answer(chosen.inputs[:batch], None, chosen.status)

@@ -62,7 +62,7 @@ class PatchInversion(UpdateAttack):
         return None if circumstances.patches_first else NO_PATCHES
 
     def attack_update(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
-        gradient = direction(observation.round)
+        gradient = direction(observation.round, observation.knowledge)
         layer = _layer(observation, gradient)
         size = observation.knowledge.batch_size
         if isinstance(size, int) and size > 1:

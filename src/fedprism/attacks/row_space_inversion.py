@@ -112,7 +112,7 @@ class RowSpaceInversion(UpdateAttack):
 
     def _reading(self, observation: Observation, size: int) -> _Reading:
         """The layer whose row space leaves the fewest numbers open."""
-        gradient, readings, silent = direction(observation.round), list[_Reading](), None
+        gradient, readings, silent = direction(observation.round, observation.knowledge), list[_Reading](), None
         for layer in placed_layers(observation):
             weight = layer.operation.weight
             units = len(layer.operation.rows(gradient)) if weight in gradient else 0

@@ -6,6 +6,7 @@ values, `{ name = "prune", ratio = [0.9, 0.99] }`, stands for one entry a value.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from fedprism.attacks import Attack
     from fedprism.client.update import Protocol
     from fedprism.defenses import Defense
+    from fedprism.optimizers import LocalOptimizer
     from fedprism.threats import ThreatModel
 
 MOST_VALUES = 1000
@@ -209,13 +211,36 @@ class ThreatEntry(Strict):
         return threat.withholding(*self.withholding) if self.withholding else threat
 
 
+class OptimizerEntry(Entry):
+    @cached_property
+    def method(self) -> LocalOptimizer:
+        from fedprism.optimizers import OPTIMIZERS
+
+        kind = row(OPTIMIZERS, self.name, "local optimizer")
+        return _called(kind, self.plain, f"the optimizer {self.name}")  # type: ignore[no-any-return]
+
+
 class ProtocolEntry(Entry):
+    optimizer: OptimizerEntry | None = Field(default=None, description="what clients step with; fedavg's, else sgd")
+
+    @property
+    def combinations(self) -> int:
+        return super().combinations * (self.optimizer.combinations if self.optimizer is not None else 1)
+
+    def _expanded(self) -> tuple[Self, ...]:
+        steps = self.optimizer.variants if self.optimizer is not None else (None,)
+        return tuple(first._changed(optimizer=step) for first in super()._expanded() for step in steps)
+
     @cached_property
     def method(self) -> Protocol:
         from fedprism.client.update import FedAvg, FedSGD
 
         kind = row({"fedsgd": FedSGD, "fedavg": FedAvg}, self.name, "protocol")
         made: Protocol = _called(kind, self.plain, f"the protocol {self.name}")
+        if self.optimizer is not None:
+            if not isinstance(made, FedAvg):
+                raise BadInput("expected an optimizer with fedavg, found one with fedsgd; its clients take no step.")
+            made = dataclasses.replace(made, optimizer=self.optimizer.method)
         if not (isinstance(made.lr, int | float) and 0 < made.lr < math.inf):
             raise BadInput(f"expected lr to be a number above 0, found {shown(made.lr)}; 0.1 is common.")
         return made

@@ -70,7 +70,7 @@ def table(rows: Sequence[Summary], metrics: Sequence[str]) -> Table:
             *([_ceiling(row)] if bounded else []),
             _answered(row),
             _labels(row),
-            *([_number(_mean(row.residuals))] if blind else []),
+            *([_number(row.residual)] if blind else []),
             *([_accuracy(row)] if costed else []),
             _outcome(row),
         )
@@ -188,7 +188,7 @@ def _flat(row: Summary) -> dict[str, Any]:
         line |= {name: figure.mean, f"{name}_low": figure.low, f"{name}_high": figure.high}
         line |= {f"{name}_closest": figure.closest, f"{name}_null": figure.null}
     line |= {f"column {name}": _mean(values) for name, values in row.by_column.items()}
-    line |= {"labels_leaked": _mean(list(map(float, row.labels))), "residual": _mean(row.residuals)}
+    line |= {"labels_leaked": _mean(list(map(float, row.labels))), "residual": row.residual}
     line |= {"ceiling": None if row.ceiling is None else row.ceiling.value}
     line |= {"accuracy": row.accuracy, "epsilon": row.epsilon, "time_factor": row.time_factor}
     return {**line, "status": "; ".join(row.statuses), "reason": "; ".join(row.reasons)}
@@ -230,7 +230,7 @@ def _of_recordings(rows: Sequence[Summary]) -> list[str]:
     lines.append("|---|---|---|")
     for row in unknown:
         said = _cell("; ".join(row.statuses))
-        lines.append(f"| {_cell(title(row.cell))} | {_number(_mean(row.residuals))} | {said} |")
+        lines.append(f"| {_cell(title(row.cell))} | {_number(row.residual)} | {said} |")
     return lines
 
 

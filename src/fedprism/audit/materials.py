@@ -154,7 +154,7 @@ class Setup:
         part, recorded = self.plan.model, self.plan.captures
         model = self.materials().network(0) if part is not None else None
         capture = captures.load(self.base / folder, model=model)
-        given = recorded.knowledge.model_dump(exclude_none=True) if recorded is not None else {}
+        given = recorded.knowledge.fields() if recorded is not None else {}
         lacking = {name: value for name, value in given.items() if name not in capture.knowledge.granted()}
         return replace(capture, knowledge=replace(capture.knowledge, **lacking)) if lacking else capture
 

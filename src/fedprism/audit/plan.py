@@ -21,7 +21,15 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from fedprism.audit.entries import AttackEntry, ChainEntry, MethodSettings, ProtocolEntry, ThreatEntry, Word
+from fedprism.audit.entries import (
+    AttackEntry,
+    ChainEntry,
+    MethodSettings,
+    OptimizerEntry,
+    ProtocolEntry,
+    ThreatEntry,
+    Word,
+)
 from fedprism.audit.sentences import sentence
 from fedprism.checks import row, shown
 from fedprism.errors import BadPlan, FedprismError
@@ -163,6 +171,20 @@ class RecordedPart(Strict):
     local_momentum: Annotated[float, Field(ge=0, lt=1)] | None = Field(
         default=None, description="the momentum of local training"
     )
+    local_optimizer: OptimizerEntry | None = Field(
+        default=None, description="what clients step with: sgd, adam or adamw, or a table with its settings"
+    )
+
+    @model_validator(mode="after")
+    def _one_optimizer(self) -> Self:
+        if self.local_optimizer is not None and self.local_optimizer.combinations > 1:
+            raise ValueError("one value for each setting of local_optimizer, found several")
+        return self
+
+    def fields(self) -> dict[str, Any]:
+        """What is known, as fields of `Knowledge`."""
+        given = self.model_dump(exclude_none=True)
+        return given if self.local_optimizer is None else {**given, "local_optimizer": self.local_optimizer.method}
 
 
 class CapturesPart(Strict):

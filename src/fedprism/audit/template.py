@@ -69,7 +69,8 @@ title = "{title}"
 # folders = ["capture-1", "capture-2"]
 # truths = ["truth-1", "truth-2"]  # where they are known: adds scores
 # knowledge = {{ input_shape = [3, 32, 32], loss = "cross_entropy" }}   # what captures do not tell; also batch_size,
-#                                # bounds, normalization, local_lr, local_epochs, local_batch_size, local_momentum
+#                                # bounds, normalization, local_lr, local_epochs, local_batch_size, local_momentum,
+#                                # local_optimizer ("sgd", "adam", "adamw", or {{ name = "adamw", weight_decay = 0.1 }})
 
 [federation]
 # rounds = 1
@@ -82,7 +83,7 @@ title = "{title}"
 [grid]                           # every combination of these is a cell
 # clients = [1]
 batch_sizes = [{strengths.least_batch}, 8]             # samples a client trains on
-# protocols = ["fedsgd"]         # or {{ name = "fedavg", lr = 0.01, epochs = 1, batch_size = 8 }}
+# protocols = ["fedsgd"]         # or {{ name = "fedavg", lr = 0.01, epochs = 1, batch_size = 8, optimizer = "adam" }}
 {losses}
 defenses = [                     # `fedprism list defenses`; several values are several cells, a list is a chain
   "none",                        # strengths below: {strengths.origin}

@@ -28,6 +28,7 @@ from fedprism.captures.schema import (
     DefenseEntry,
     KnowledgeEntry,
     ModelEntry,
+    OptimizerEntry,
     RoundEntry,
     parse,
 )
@@ -47,6 +48,7 @@ from fedprism.inputs import (
     types_of,
 )
 from fedprism.models import build
+from fedprism.optimizers import OPTIMIZERS, LocalOptimizer
 from fedprism.types import Batch, Knowledge, Observation, Round, Update, is_soft
 
 T = TypeVar("T")
@@ -301,6 +303,8 @@ def _read_knowledge(entry: KnowledgeEntry, capture: _Folder, rounds: int | None,
     if entry.defense is not None:
         parts = entry.defense if isinstance(entry.defense, tuple) else (entry.defense,)
         values["defense"] = chain(*map(_read_defense, parts))
+    if entry.local_optimizer is not None:
+        values["local_optimizer"] = _read_optimizer(entry.local_optimizer)
     file = capture.optional(KNOWLEDGE_FILE)
     if file is not None:
         values.update(_read_tensors(file, rounds, entry.examples))
@@ -325,6 +329,17 @@ def _read_defense(entry: DefenseEntry) -> Defense:
     except (TypeError, ValueError) as error:
         raise BadCapture(
             f"expected settings of the defense {entry.name}, found {shown(entry.kwargs)}; correct knowledge.defense."
+        ) from error
+
+
+def _read_optimizer(entry: OptimizerEntry) -> LocalOptimizer:
+    kind = row(OPTIMIZERS, entry.name, "local optimizer")
+    try:
+        return kind(**entry.kwargs)
+    except TypeError as error:
+        raise BadCapture(
+            f"expected settings of the local optimizer {entry.name}, found {shown(entry.kwargs)}; correct "
+            "knowledge.local_optimizer."
         ) from error
 
 

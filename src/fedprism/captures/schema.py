@@ -84,6 +84,11 @@ class DefenseEntry(Strict):
     kwargs: dict[str, Setting | tuple[Setting, ...]] = Field(default_factory=dict)
 
 
+class OptimizerEntry(Strict):
+    name: Name
+    kwargs: dict[str, Setting] = Field(default_factory=dict)
+
+
 class KnowledgeEntry(Strict):
     input_shape: InputShape | None = None
     input_types: TypeName | tuple[TypeName, ...] | dict[Name, TypeName] | None = None
@@ -96,6 +101,7 @@ class KnowledgeEntry(Strict):
     local_epochs: Annotated[int, Field(ge=1, le=MOST_LOCAL_STEPS)] | None = None
     local_batch_size: Size | None = None
     local_momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
+    local_optimizer: OptimizerEntry | None = None
     defense: DefenseEntry | Annotated[tuple[DefenseEntry, ...], Field(max_length=100)] | None = None
 
     @property

@@ -31,6 +31,7 @@ from fedprism.errors import BadInput
 from fedprism.files.tensors import write_bytes, write_tensors
 from fedprism.inputs import InputTypes, by_name
 from fedprism.models import spec_of
+from fedprism.optimizers import name_of
 from fedprism.types import Knowledge, Observation, Round, Update
 
 
@@ -115,6 +116,9 @@ def _knowledge_entry(knowledge: Knowledge, files: dict[str, Update]) -> dict[str
             )
     if knowledge.defense is not None:
         entry["defense"] = [_defense_entry(part) for part in knowledge.defense.members]
+    if knowledge.local_optimizer is not None:
+        kwargs = dataclasses.asdict(knowledge.local_optimizer)  # type: ignore[call-overload]
+        entry["local_optimizer"] = {"name": name_of(knowledge.local_optimizer), "kwargs": kwargs}
     if tensors := _knowledge_tensors(knowledge):
         files[KNOWLEDGE_FILE] = tensors
     return entry

@@ -17,7 +17,7 @@ from fedprism.checks import row
 from fedprism.display.html import png
 from fedprism.errors import BadInput
 from fedprism.evaluation import scoring
-from fedprism.evaluation.residuals import residual
+from fedprism.evaluation.residuals import least, residuals
 from fedprism.files import json_text, pictures, publishing
 from fedprism.inputs import by_name
 from fedprism.metrics import METRICS
@@ -26,6 +26,10 @@ from fedprism.types import Observation, Reconstruction, Record
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+
+MOST_NAMED = 8
+"""Clients that are named; more are counted."""
 
 
 def carry_out(
@@ -66,6 +70,7 @@ def carry_out(
     scores = None
     if known is not None and answer.inputs is not None:
         scores = scoring.score(answer, known, metrics=metrics, allow_download=allow_download)
+    updates = residuals(observation, answer)
     record = Record(
         kind="attack",
         cell={
@@ -75,7 +80,8 @@ def carry_out(
         },
         knowledge_used=tuple(sorted(answer.knowledge_used)),
         scores=dataclasses.asdict(scores) if scores else None,
-        residual=residual(observation, answer),
+        residual=least(updates),
+        updates=tuple(map(dataclasses.asdict, updates)),
         status=str(answer.status),
         seed=seed,
         versions=json_text.versions(),
@@ -115,6 +121,14 @@ def _saved(tensors: Mapping[str, Tensor | None]) -> bytes:
     return save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items() if tensor is not None})
 
 
+def _reproduced(updates: Sequence[Mapping[str, Any]]) -> str:
+    """How many updates the samples read off them reproduce, and whose."""
+    recovered = [each for each in updates if each["recovered"]]
+    names = list(dict.fromkeys(each["client"] for each in recovered if each["client"] is not None))
+    listed = ", ".join([*names[:MOST_NAMED], *([f"{len(names) - MOST_NAMED} more"] if len(names) > MOST_NAMED else [])])
+    return f"{len(recovered)} of {len(updates)}{f': {listed}' if listed else ''}"
+
+
 def summary(record: Record, files: Mapping[str, bytes]) -> Table:
     """What a person wants to know first about an attack that has run."""
     from rich import box  # slow to import, and few who read or write results draw tables
@@ -125,6 +139,8 @@ def summary(record: Record, files: Mapping[str, bytes]) -> Table:
     table.add_row("attack", str(record.cell["settings"]))
     table.add_row("status", record.status)
     table.add_row("residual", explained)
+    if len(record.updates) > 1:
+        table.add_row("updates reproduced", _reproduced(record.updates))
     table.add_row("images", str(sum(name.endswith(".png") for name in files)))
     updates = sum(name.startswith("update-") for name in files)
     if updates:

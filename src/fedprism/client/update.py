@@ -15,11 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
+from fedprism.checks import shown
 from fedprism.client.batch_parts import bytes_kept, part_size
 from fedprism.client.refusing import refusal
 from fedprism.defenses.base import Chain, Context, Defense
 from fedprism.errors import BadInput
 from fedprism.inputs import Inputs, arguments, first_tensor, map_tensors, outputs_of, tensors_of, values_in
+from fedprism.optimizers import OPTIMIZERS, SGD, LocalOptimizer, State
 from fedprism.runtime import memory
 from fedprism.types import Batch, Kind, LossFn, Update
 
@@ -42,15 +44,16 @@ class FedSGD:
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvg:
-    """The client trains with SGD and sends the difference of the parameters, after minus before.
+    """The client trains with an optimizer and sends the difference of the parameters, after minus before.
 
-    `batch_size` None means the whole data in one step. The last batch of an epoch may be short.
+    `batch_size` None means the whole data in one step. The last batch of an epoch may be short. `momentum` is SGD's.
     """
 
     lr: float = 0.01
     epochs: int = 1
     batch_size: int | None = None
     momentum: float = 0.0
+    optimizer: LocalOptimizer = SGD()  # noqa: RUF009 (frozen)
     shuffle: bool = True
 
     def __post_init__(self) -> None:
@@ -59,6 +62,17 @@ class FedAvg:
             raise BadInput(
                 "expected lr > 0, epochs >= 1, batch_size >= 1 and momentum in [0, 1), "
                 f"found {self!r}; change the one that is out of range."
+            )
+        if not isinstance(self.optimizer, LocalOptimizer):
+            raise BadInput(
+                f"expected an optimizer such as fp.optimizers.Adam(), found {shown(self.optimizer)}; give one of "
+                f"{', '.join(OPTIMIZERS)}."
+            )
+        nesterov = isinstance(self.optimizer, SGD) and self.optimizer.nesterov
+        if nesterov != bool(self.momentum) and (nesterov or not self.optimizer.takes_momentum):
+            raise BadInput(
+                f"expected momentum above 0 with Nesterov's SGD and none with Adam, found momentum {self.momentum} "
+                f"with {self.optimizer!r}; change one of them."
             )
 
     @property
@@ -173,17 +187,16 @@ def trained_update(
     """
     if isinstance(protocol, FedSGD):
         return gradient(start, steps[0], 0)
-    end, velocity = start, None
-    for step, indices in enumerate(steps):
-        step_gradient = gradient(end, indices, step)
-        velocity = (
-            step_gradient
-            if velocity is None or protocol.momentum == 0
-            else {name: protocol.momentum * velocity[name] + g for name, g in step_gradient.items()}
+    end: Update = start
+    state: State = {}
+    for number, indices in enumerate(steps):
+        step = gradient(end, indices, number)
+        end, state = protocol.optimizer.step(
+            end, step, state, number=number, lr=protocol.lr, momentum=protocol.momentum
         )
-        end = {name: p - protocol.lr * velocity[name] for name, p in end.items()}
         if not create_graph:
             end = {name: p.detach().requires_grad_() for name, p in end.items()}
+            state = {kind: {name: t.detach() for name, t in tensors.items()} for kind, tensors in state.items()}
     return {name: end[name] - p for name, p in start.items()}
 
 

@@ -14,13 +14,12 @@ from typing import Any, ClassVar, Protocol
 from pydantic import ConfigDict
 
 from fedprism.display import html
+from fedprism.evaluation.residuals import EXPLAINED_RESIDUAL
 from fedprism.evaluation.severity import (
-    EXPLAINED_RESIDUAL,
     RECOGNISABLE_COLUMNS,
     TOKENS,
     Figure,
     Leak,
-    explains,
     number,
     severity,
     worst,
@@ -96,9 +95,9 @@ class Row(Protocol):
     @property
     def answered(self) -> int: ...
     @property
-    def statuses(self) -> Collection[str]: ...
-    @property
     def residual(self) -> float | None: ...
+    @property
+    def explained(self) -> Collection[Any]: ...
     @property
     def metrics(self) -> Mapping[str, Figure]: ...
     @property
@@ -125,7 +124,8 @@ def leak_of(row: Row) -> Leak:
     if not row.done:
         return Leak.UNTESTED
     if not row.metrics and not row.samples:
-        return Leak.EXPLAINED if explains(row.statuses, row.residual) else Leak.UNKNOWN
+        explained = row.explained or (row.residual is not None and row.residual <= EXPLAINED_RESIDUAL)
+        return Leak.EXPLAINED if explained else Leak.UNKNOWN
     return severity(row.metrics, all_answered=row.answered == row.samples)
 
 

@@ -139,6 +139,14 @@ class _Ceiling(Strict):
     status: str
 
 
+class _Update(Strict):
+    client: str | None
+    round: int
+    samples: Count
+    residual: Number | None
+    recovered: bool
+
+
 class _Record(Strict):
     kind: Literal["attack", "utility", "ceiling"]
     cell: dict[str, Any]
@@ -148,6 +156,7 @@ class _Record(Strict):
     time_factor: Number | None
     epsilon: Number | None
     residual: Number | None
+    updates: list[_Update] = Field(default_factory=list)
     ceiling: _Ceiling | None = None
     status: str
     seed: Count
@@ -158,7 +167,9 @@ class _Record(Strict):
         kind = _AttackScores if self.kind == "attack" else _UtilityScores
         scores = None if self.scores is None else kind.model_validate(self.scores).model_dump(exclude_unset=True)
         ceiling = None if self.ceiling is None else self.ceiling.model_dump()
-        changed = {"knowledge_used": tuple(self.knowledge_used), "scores": scores, "ceiling": ceiling}
+        updates = tuple(each.model_dump() for each in self.updates)
+        changed: dict[str, Any] = {"knowledge_used": tuple(self.knowledge_used), "scores": scores, "ceiling": ceiling}
+        changed["updates"] = updates
         return Record(**{**dict(self), **changed})
 
 

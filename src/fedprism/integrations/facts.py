@@ -44,7 +44,9 @@ class Leakage(Strict):
     """What cheap checks got out of one round; None where a check does not apply."""
 
     samples: Number | None = None
-    """Largest fraction of the samples behind an update that dense inversion reads off it."""
+    """Largest fraction of the samples behind an update that dense inversion recovers."""
+    client: Name | None = None
+    """Whose update that is, where it is one client's and any was recovered."""
     labels: Number | None = None
     """Largest fraction of the labels behind an update that follow from its signs."""
     norm: Number | None = None

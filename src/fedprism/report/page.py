@@ -13,8 +13,8 @@ from fedprism.audit.grid import configuration_key
 from fedprism.audit.system import system
 from fedprism.audit.writing_plans import as_toml
 from fedprism.evaluation.baselines import BASELINES
+from fedprism.evaluation.residuals import EXPLAINED_RESIDUAL
 from fedprism.evaluation.severity import (
-    EXPLAINED_RESIDUAL,
     FAITHFUL_PSNR,
     RECOGNISABLE_COLUMNS,
     RECOGNISABLE_SSIM,

@@ -9,10 +9,18 @@ from typing import Any
 
 from fedprism.audit.grid import situation_key
 from fedprism.audit.system import PARTLY, RANDOM, system
-from fedprism.evaluation.severity import OWN_CHECKS, Leak, number, worst
+from fedprism.evaluation.residuals import READ_AS_SGD
+from fedprism.evaluation.severity import Leak, number, worst
 from fedprism.evaluation.verdict import MEANING, Verdict, because, inconclusive, leak_of, loosest, situations, verdict
 from fedprism.report.advice import Advice, closeness
-from fedprism.report.configurations import NO_DEFENSE, Configuration, figure_in_words, label, measured
+from fedprism.report.configurations import (
+    NO_DEFENSE,
+    Configuration,
+    ExplainedUpdate,
+    figure_in_words,
+    label,
+    measured,
+)
 from fedprism.threats import THREATS
 
 WHO = {
@@ -226,19 +234,34 @@ def _about_labels(rows: Sequence[Configuration]) -> list[str]:
 
 
 def _without_truth(rows: Sequence[Configuration], leak: Leak) -> list[str]:
-    """What can be said of recordings: whether the recovered samples reproduce them."""
+    """What can be said of recordings: whether the recovered samples reproduce them, and whose update."""
     best = min((row for row in rows if leak_of(row) is leak), key=lambda row: _inf(row.residual))
     where = f"{best.cell.attack} on capture {best.cell.capture}"
     left = "" if best.residual is None else f"residual {best.residual:.3g}; 0 = update fully explained"
-    if leak is Leak.EXPLAINED:
-        checks = [str(check) for check in OWN_CHECKS if any(check in status for status in best.statuses)]
-        reasons = "; ".join(filter(None, [left, *checks]))
-        return [
-            f"The recovered samples reproduce recorded updates ({where}: {reasons}).",
-            "The ground truth is not known, so nothing was compared; treat them as the private samples.",
-        ]
-    why = "; ".join(filter(None, [where, left]))
-    return [f"The recovered samples cannot be compared: the ground truth of these recordings is not known ({why})."]
+    if leak is not Leak.EXPLAINED:
+        why = "; ".join(filter(None, [where, left]))
+        return [f"The recovered samples cannot be compared: the ground truth of these recordings is not known ({why})."]
+    counted = f"{len(best.explained)} of {_count(best.updates, 'recorded update')}"
+    reproduced = counted if best.explained else "recorded updates"
+    said = [
+        f"The recovered samples reproduce {reproduced} ({where}{f': {left}' if left else ''}){_whose(best.explained)}.",
+        "The ground truth is not known, so nothing was compared; treat them as the private samples.",
+    ]
+    if any(READ_AS_SGD in status for status in best.statuses):
+        said.append(f"This rests on an assumption: {READ_AS_SGD}.")
+    return said
+
+
+def _whose(updates: Sequence[ExplainedUpdate]) -> str:
+    """The clients whose updates these are, the best explained first, if there are names."""
+    named = sorted((each for each in updates if each.client is not None), key=lambda each: _inf(each.residual))
+    listed = [
+        f"{each.client} in round {each.round} "
+        f"({'confirmed by parts of the update' if each.residual is None else f'residual {each.residual:.3g}'})"
+        for each in named[:MOST_NAMED]
+    ]
+    more = [f"{len(named) - MOST_NAMED} more"] if len(named) > MOST_NAMED else []
+    return f": {', '.join([*listed, *more])}" if listed else ""
 
 
 def _inf(value: float | None) -> float:

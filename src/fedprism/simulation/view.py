@@ -144,6 +144,7 @@ class View:
             local_epochs=local.epochs if not sends_gradients else None,
             local_batch_size=local.batch_size or max(len(draw.samples) for draw in drawn),
             local_momentum=local.momentum,
+            local_optimizer=local.optimizer,
             batchnorm_exact=self._batchnorm_exact(rounds, drawn),
             batchnorm_running=running_statistics(scenario.model, rounds[0].buffers_before or {}),
             public_data=scenario.clients[0] if self.threat.participates else scenario.public_data,

@@ -20,7 +20,7 @@ from fedprism.attacks.embedding_inversion.answer import UNKNOWN, Answer, LookupS
 from fedprism.attacks.embedding_inversion.tables import columns_alone, read_table
 from fedprism.attacks.embedding_inversion.texts import read_text
 from fedprism.attacks.gradient_matching.forward import FORWARD_USES
-from fedprism.client.observed import direction
+from fedprism.client.observed import adds_gradients, direction
 from fedprism.errors import NotApplicable
 from fedprism.network.lookups import coded_pass
 from fedprism.types import Observation, Reconstruction
@@ -50,12 +50,16 @@ class EmbeddingInversion(UpdateAttack):
     def reads_any_inputs(self) -> bool:
         return True
 
+    @property
+    def reads_scaled_updates(self) -> bool:
+        return True
+
     def not_worth(self, circumstances: Circumstances) -> str | None:
         return None if circumstances.looks_up else NO_TABLES
 
     def attack_update(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
         coded = coded_pass(observation)
-        gradient = direction(observation.round)
+        gradient = direction(observation.round, observation.knowledge)
         lookups = tuple(lookup for lookup in coded.lookups if lookup.operation.weight in gradient)
         if not lookups:
             raise NotApplicable(
@@ -65,11 +69,13 @@ class EmbeddingInversion(UpdateAttack):
         size = observation.knowledge.batch_size
         samples = size if isinstance(size, int) else None
         used = [rows_in_use(observation, gradient, lookup, samples) for lookup in lookups]
-        answers = read_table(observation, gradient, coded, lookups, used)
+        # Entries that an optimizer scaled tell which rows were used and which are equal, but not the sums of rows.
+        summed = adds_gradients(observation.round, observation.knowledge) is not False
+        answers = read_table(observation, gradient, coded, lookups, used) if summed else []
         if not answers:
             longest = max(range(len(lookups)), key=lambda number: len(lookups[number].entries))
             if len(lookups[longest].entries) > 1:
-                answers = read_text(observation, gradient, coded, lookups[longest], used[longest])
+                answers = read_text(observation, gradient, coded, lookups[longest], used[longest], summed=summed)
             else:
                 answers = [columns_alone(observation, coded, lookups, used)]
         return _checked(observation, answers)

@@ -133,6 +133,10 @@ class GradientMatching(UpdateAttack):
     def uses(self) -> frozenset[str]:
         return FORWARD_USES | {"bounds", "normalization"}
 
+    @property
+    def reads_scaled_updates(self) -> bool:
+        return True
+
     def not_worth(self, circumstances: Circumstances) -> str | None:
         from fedprism.attacks.gradient_matching import presets  # which are made of this class
 

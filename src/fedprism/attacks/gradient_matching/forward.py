@@ -13,7 +13,7 @@ from fedprism import losses
 from fedprism.attacks.gradient_matching.batchnorm import Normalise, normalised_model
 from fedprism.attacks.gradient_matching.pruned import FollowedPruning, SignsOfTheLargest, SmallerThanSent
 from fedprism.client.batchnorm import buffers_of
-from fedprism.client.observed import direction, local_steps, mean_update
+from fedprism.client.observed import direction, known_training, local_steps, mean_update
 from fedprism.client.update import FedAvg, FedSGD, Protocol, batch_gradient, local_update
 from fedprism.defenses.base import Chain, Context, Defense, chain
 from fedprism.defenses.compression import SignCompression
@@ -26,8 +26,11 @@ from fedprism.runtime.double_backward import for_second_derivatives, install_ten
 from fedprism.runtime.moments import Moments, channel_moments
 from fedprism.types import Batch, LossFn, Observation, Round, Update
 
+UNROLLING = "unrolling a client's local training"
 FORWARD_NEEDS = frozenset({"model", "loss"})
-FORWARD_USES = frozenset({"local_lr", "local_epochs", "local_batch_size", "local_momentum", "defense"})
+FORWARD_USES = frozenset(
+    {"local_lr", "local_epochs", "local_batch_size", "local_momentum", "local_optimizer", "defense"}
+)
 
 
 @dataclass(frozen=True)
@@ -159,7 +162,7 @@ def forward_model(
     if round.kind == "delta" and unroll:
         protocol = local_protocol(observation, round)
     else:
-        sent = direction(dataclasses.replace(round, update=sent))
+        sent = direction(dataclasses.replace(round, update=sent, reduction="mean"), knowledge)
     known = knowledge.defense if adaptive else None
     params = {name: round.params[name] for name, _ in model.named_parameters()}
     model, buffers = normalised_model(model, params, buffers_of(observation, round), knowledge, normalise)
@@ -199,16 +202,10 @@ def _followed(observed: Update, later: Sequence[Defense]) -> Defense:
 def local_protocol(observation: Observation, round: Round) -> FedAvg:
     """How the client trained; the order in which it shuffled its samples stays unknown."""
     knowledge = observation.knowledge
-    for field in ("local_lr", "local_epochs", "local_batch_size"):
+    for field in ("local_epochs", "local_batch_size"):
         if getattr(knowledge, field) is None:
-            raise MissingKnowledge("unrolling a client's local training", field)
-    protocol = FedAvg(
-        lr=knowledge.local_lr or 0.0,
-        epochs=knowledge.local_epochs or 1,
-        batch_size=knowledge.local_batch_size,
-        momentum=knowledge.local_momentum or 0.0,
-        shuffle=False,
-    )
+            raise MissingKnowledge(UNROLLING, field)
+    protocol = known_training(knowledge, UNROLLING, steps=local_steps(round, knowledge))
     if round.clients > 1:
         # One step on each client's whole batch averages to one step on the union; several steps do not.
         if protocol.epochs > 1 or (local_steps(round, knowledge) or 1) > 1:

@@ -15,7 +15,7 @@ from torch.func import functional_call
 from fedprism import losses
 from fedprism.attacks.gradient_matching.forward import input_box
 from fedprism.client.batchnorm import buffers_of
-from fedprism.client.observed import direction
+from fedprism.client.observed import adds_gradients, direction
 from fedprism.errors import NotApplicable
 from fedprism.inputs import is_single
 from fedprism.network.network_map import NetworkMap
@@ -43,12 +43,17 @@ def inferred_labels(observation: Observation, round: Round, batch: int, network:
         )
     known = observation.knowledge.loss
     loss = losses.name_of(known) if known is not None else None
-    gradient = direction(round)
+    gradient = direction(round, observation.knowledge)
     # Row sums of the weight gradient carry the same signs where the features are not negative.
     has_bias = last.bias is not None and last.bias in round.update
     class_grad = gradient[last.bias or ""] if has_bias else last.rows(gradient).sum(1)
     if round.kind == "delta" and int((class_grad < 0).sum()) > batch >= int((class_grad > 0).sum()) > 0:
         class_grad = -class_grad  # no batch makes so many classes negative: the parameters after were subtracted
+    if adds_gradients(round, observation.knowledge) is False and int((class_grad < 0).sum()) != batch:
+        raise NotApplicable(
+            "inferring labels of clients that train with Adam expects a class per sample, found that some classes "
+            'occur several times; set labels="joint" or grant the labels.'
+        )
     predicted, crowded = None, len(class_grad) < COUNTING_RATIO * batch
     if crowded and has_bias and sole_label(last.rows(gradient)) is None:
         predicted = _mean_prediction(observation, round)

@@ -116,7 +116,7 @@ def _signs(observation: Observation, round: Round, network: NetworkMap) -> Tenso
     binary = loss is not None and losses.name_of(loss) == "binary_cross_entropy"
     if not binary or last is None or last.bias is None or last.bias not in round.update:
         return None
-    slopes = direction(round)[last.bias]
+    slopes = direction(round, observation.knowledge)[last.bias]
     return (slopes < 0).to(slopes).unsqueeze(0)
 
 

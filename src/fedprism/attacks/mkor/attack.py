@@ -26,6 +26,7 @@ from torch.func import functional_call
 from fedprism import losses
 from fedprism.attacks.base import NOBODY_TAMPERS, Circumstances, UpdateAttack
 from fedprism.attacks.choices import OneOf
+from fedprism.attacks.gradient_matching.forward import FORWARD_USES
 from fedprism.attacks.mkor.calibration import calibrated
 from fedprism.attacks.mkor.filters import Disguise, Layout, Normalization, blurs, normal_like, plant_filters
 from fedprism.attacks.mkor.head import Gate, Head, Reference, plant_head
@@ -122,7 +123,7 @@ class Mkor(UpdateAttack):
 
     @property
     def uses(self) -> frozenset[str]:
-        return frozenset({"loss", "bounds", "normalization", "local_lr", "local_epochs", "local_batch_size"})
+        return frozenset({"loss", "bounds", "normalization"}) | FORWARD_USES - {"defense"}
 
     def not_worth(self, circumstances: Circumstances) -> str | None:
         if self.disguise is not None:
@@ -323,7 +324,7 @@ def _read(observation: Observation, round: Round, stack: Stack, layout: Layout, 
     if (local_steps(round, observation.knowledge) or 1) > 1 and round.kind == "delta":
         raise NotApplicable("mkor expects one gradient step, found several steps; let clients take one step.")
     ranged, exact = not layout.stretched, _exact(stack)
-    gradient = direction(round)
+    gradient = direction(round, observation.knowledge)
     biases = gradient[f"{name}.bias"]
     weight_grad = gradient[f"{name}.weight"].view(-1, *stack.features)
     channels = layout.channels.flatten().to(weight_grad.device)
