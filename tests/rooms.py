@@ -66,6 +66,10 @@ BELOW_THE_WALL: dict[str, tuple[str, str]] = {
             "audit"
         ),
     ),
+    "recorder": (
+        "`fp.record`: attached to a run in three lines",
+        "vocabulary runtime files captures integrations audit report",
+    ),
     "cli": (
         "one file per command",
         (

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         defenses,
         errors,
         inspection,
+        integrations,
         losses,
         metrics,
         models,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from fedprism.evaluation.residuals import residual
     from fedprism.evaluation.scoring import Scores, match, score, score_participation, score_updates
     from fedprism.evaluation.showing import show
+    from fedprism.recorder import Recorder, record
     from fedprism.report.auditing import audit
     from fedprism.runner import run
     from fedprism.simulation.federation import simulate
@@ -62,6 +64,7 @@ _HOME = {
     "evaluation.residuals": ("residual",),
     "evaluation.scoring": ("Scores", "match", "score", "score_participation", "score_updates"),
     "evaluation.showing": ("show",),
+    "recorder": ("Recorder", "record"),
     "runner": ("run",),
     "simulation.federation": ("simulate",),
     "simulation.scenario": ("Scenario",),
@@ -83,6 +86,7 @@ __all__ = [
     "Observation",
     "Reconstruction",
     "Record",
+    "Recorder",
     "Round",
     "Scenario",
     "Scores",
@@ -98,6 +102,7 @@ __all__ = [
     "defenses",
     "errors",
     "inspection",
+    "integrations",
     "load_truth",
     "local_update",
     "losses",
@@ -105,6 +110,7 @@ __all__ = [
     "metrics",
     "models",
     "optimizers",
+    "record",
     "report",
     "residual",
     "run",

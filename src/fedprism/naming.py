@@ -32,6 +32,11 @@ class EvaluableRepr:
         return f"{type(self).__name__}({', '.join(changed)})"
 
 
+def counted(number: int, word: str) -> str:
+    """A number with its noun: 1 cell, 2 cells."""
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
 def preset(of: Callable[Fields, Configured]) -> Callable[[Callable[[], Configured]], Callable[Fields, Configured]]:
     """Let a function that returns a configured method take every field of the method's class as a keyword.
 

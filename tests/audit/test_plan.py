@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import tomllib
@@ -281,6 +282,24 @@ def test_init_leaves_an_existing_file_alone(tmp_path: Path, capsys: pytest.Captu
     assert cli.main(["init", "-o", str(file)]) == 2
     assert "found" in capsys.readouterr().err
     assert file.read_text() == written
+
+
+def test_a_full_disk_leaves_no_empty_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, content: bytes | str, *_: Any, **__: Any) -> int:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    file = tmp_path / "plan.toml"
+    with monkeypatch.context() as planted:
+        planted.setattr(Path, "write_bytes", full)
+        planted.setattr(Path, "write_text", full)
+        assert cli.main(["init", "-o", str(file), "--model", "lenet"]) == 2
+    assert "No space left" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    assert cli.main(["init", "-o", str(file), "--model", "lenet"]) == 0
+    assert load_plan(file).model is not None
 
 
 # --- what nobody thought of ------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -402,3 +403,35 @@ def test_exit_codes(
     assert cli.main(["attack", str(capture), "--attack", "idlg"]) == code
     assert "Traceback" not in capsys.readouterr().err
     assert not Path("fedprism-attack").exists()
+
+
+def test_names_of_files_do_not_steer_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The title of the window, colours and what else an escape sequence does, in a path that is printed."""
+    assert cli.main(["init", "--model", "lenet", "-o", str(tmp_path / "a\x1b]0;owned\x07\x1b[31mred\x9bm.toml")]) == 0
+    told = "".join(capsys.readouterr())
+    assert "red" in told
+    assert not {"\x1b", "\x07", "\x9b"} & set(told)
+
+
+def test_sigterm_ends_a_command_in_order(tmp_path: Path) -> None:
+    """A cell is being computed in a process of its own when the system asks the command to end."""
+    (tmp_path / "slow.py").write_text(
+        "import pathlib, time\nfrom torch import nn\n\n\nclass Slow(nn.Flatten):\n    def forward(self, x):\n"
+        "        pathlib.Path('begun').touch()\n        time.sleep(600 if pathlib.Path('slow').exists() else 0)\n"
+        "        return super().forward(x)\n\n\n"
+        "def network():\n    return nn.Sequential(Slow(), nn.Linear(192, 32), nn.ReLU(), nn.Linear(32, 10))\n"
+    )
+    write_capture(tmp_path / "capture", named=False)
+    (tmp_path / "plan.toml").write_text(
+        '[captures]\nfolders = ["capture"]\n[model]\nfactory = "slow:network"\n'
+        '[grid]\nattacks = ["idlg"]\nseeds = [0]\n'
+    )
+    (tmp_path / "slow").touch()
+    command = [sys.executable, "-m", "fedprism", "audit", "plan.toml", "-o", "out"]
+    started = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    while started.poll() is None and not (tmp_path / "begun").exists():
+        time.sleep(0.01)
+    started.terminate()
+    _, complaint = started.communicate()
+    assert started.returncode == 143
+    assert "Traceback" not in complaint

@@ -127,6 +127,24 @@ def test_an_interrupt_stops_the_processes(tmp_path: Path) -> None:
     assert not is_running(int(mark.read_text()))
 
 
+def test_a_process_whose_parent_is_gone_ends_without_a_word(tmp_path: Path) -> None:
+    """The parent is killed before the answer is there: the pipe is broken when the process wants to give it."""
+    mark, script = tmp_path / "mark", tmp_path / "script.py"
+    script.write_text(
+        f"import sys\nsys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
+        "from fedprism.runtime.executors import Processes\nfrom executor_tasks import leave_a_mark_and_wait\n"
+        "if __name__ == '__main__':\n"
+        f"    list(Processes(workers=1).run(leave_a_mark_and_wait, [{str(mark)!r}]))\n"
+    )
+    started = subprocess.Popen([sys.executable, str(script)], stderr=subprocess.PIPE, text=True)
+    while started.poll() is None and (not mark.exists() or not mark.read_text()):
+        time.sleep(0.01)
+    started.kill()
+    (tmp_path / "go on").touch()
+    _, complaint = started.communicate()  # waits for the process, too, which holds the same pipe
+    assert complaint == ""
+
+
 @pytest.mark.parametrize("wrong", [{"workers": 0}, {"timeout": 0.0}, {"timeout": -1.0}])
 def test_senseless_numbers_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(BadInput, match="expected"):

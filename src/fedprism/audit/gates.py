@@ -11,7 +11,7 @@ from fedprism.audit.summary import Summary, title
 from fedprism.errors import BadInput
 from fedprism.evaluation.severity import HIGHER_IS_CLOSER, number
 from fedprism.evaluation.verdict import MEANING, Verdict, ceiling_of, situations, verdict
-from fedprism.naming import nearest
+from fedprism.naming import counted, nearest
 
 Kind = Literal["above", "below", "ceiling-above"]
 SINGLE = {"above": "max-", "below": "min-"}
@@ -97,11 +97,11 @@ class Judgement:
             value, limit = (number(self.gate.metric, each) for each in (self.value, self.gate.limit))
             sentences.append(f"{self.worst}: {value} is beyond the limit of {limit}; {self.beyond} in all.")
         if self.failed_cells:
-            sentences.append(f"{self.failed_cells} cells failed; what was not tested cannot pass.")
+            sentences.append(f"{counted(self.failed_cells, 'cell')} failed; what was not tested cannot pass.")
         if self.inconclusive:
             sentences.append(
-                f"{self.inconclusive} settings are inconclusive: that tested attacks stay within the limit does not "
-                "show that better ones do (--allow-inconclusive lets them pass)."
+                f"{counted(self.inconclusive, 'setting')} inconclusive: that tested attacks stay within the limit "
+                "does not show that better ones do (--allow-inconclusive lets them pass)."
             )
         return tuple(sentences)
 

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from fedprism.audit.assumed import Assumed, assuming, described, shapes, told_lacking, tried
 from fedprism.audit.choosing import (
     OTHERS,
     UNSEEN,
@@ -116,12 +117,14 @@ class CaptureCell(_Cell):
     name: str
     attack: AttackEntry
     seed: int
+    assumed: Assumed = ()
+    """What the capture does not tell, and what was assumed in its place."""
 
     @cached_property
     def description(self) -> dict[str, Any]:
         return {
             "kind": self.kind,
-            "capture": f"{self.number}: {self.name}",
+            "capture": f"{self.number}: {self.name}{described(self.assumed)}",
             "attack": self.attack.label,
             "settings": repr(self.attack.method),
             "seed": self.seed,
@@ -228,18 +231,26 @@ def _captures(setup: Setup) -> tuple[list[Cell], list[Skipped]]:
     cells: list[Cell] = []
     skipped = [*unnamed(plan), UNSEEN]
     for number, folder in enumerate(plan.captures.folders, 1):
-        observation = setup.observation(folder)
+        told = setup.observation(folder)
         name = (setup.base / folder).resolve().name
-        if plan.grid.attacks is None:
-            attacks = default_attacks(observation, plan, [], skipped)
-        else:
-            attacks = [each for entry in plan.grid.attacks for each in entry.variants]
-        for attack in attacks:
-            why = lacking(attack.method, observation)
-            if why is not None:
-                skipped.append(Skipped(what=f"{attack.label} on {number}: {name}", why=why))
-                continue
-            cells += [CaptureCell(number=number, name=name, attack=attack, seed=seed) for seed in plan.grid.seeds]
+        skipped += told_lacking(told, f"{number}: {name}")
+        for shape in shapes(told):
+            observation = assuming(told, shape)
+            if plan.grid.attacks is None:
+                attacks = default_attacks(observation, plan, [], skipped)
+            else:
+                attacks = [each for entry in plan.grid.attacks for each in entry.variants]
+            for attack in attacks:
+                for values in tried(attack.method, observation):
+                    why = lacking(attack.method, assuming(observation, values))
+                    if why is not None:
+                        skipped.append(Skipped(what=f"{attack.label} on {number}: {name}", why=why))
+                        continue
+                    assumed = (*shape, *values)
+                    cells += [
+                        CaptureCell(number=number, name=name, attack=attack, seed=seed, assumed=assumed)
+                        for seed in plan.grid.seeds
+                    ]
     return cells, skipped
 
 

@@ -105,6 +105,10 @@ class Setup:
     """Whether LPIPS may fetch its network. Data and models are never fetched."""
     given: Materials | None = None
     """What was handed over instead of named: such an audit runs in this process."""
+    model: nn.Module | None = None
+    """A model that is handed over, which captures are of that name none."""
+    loss: LossFn | None = None
+    """A loss that is handed over, which captures cannot name."""
 
     def require_metrics(self) -> None:
         """Have everything there that the plan's metrics need, before a long computation and not after it."""
@@ -152,9 +156,12 @@ class Setup:
         from fedprism import captures
 
         part, recorded = self.plan.model, self.plan.captures
-        model = self.materials().network(0) if part is not None else None
+        model = self.materials().network(0) if part is not None else self.model
         capture = captures.load(self.base / folder, model=model)
         given = recorded.knowledge.fields() if recorded is not None else {}
+        if isinstance(given.get("loss"), str):
+            given["loss"] = self.materials().loss(given["loss"])
+        given |= {"loss": self.loss} if self.loss is not None else {}
         lacking = {name: value for name, value in given.items() if name not in capture.knowledge.granted()}
         return replace(capture, knowledge=replace(capture.knowledge, **lacking)) if lacking else capture
 
@@ -197,7 +204,7 @@ class Materials:
 
     def loss(self, name: str) -> str | LossFn:
         """A loss of the table by its name, or a user's own function."""
-        return name if name in LOSSES else function_from(name, beside=self.base, asked_as="grid.losses")
+        return name if name in LOSSES else function_from(name, beside=self.base, asked_as="a loss")
 
     def network(self, seed: int) -> nn.Module:
         """The model as a seed makes it, for whoever leaves it as it is: of one seed it is made once.

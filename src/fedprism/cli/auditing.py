@@ -31,6 +31,7 @@ from fedprism.cli.terminal import PRINTING, answer, console_for
 from fedprism.errors import BadInput
 from fedprism.evaluation.severity import TOKENS
 from fedprism.files import publishing
+from fedprism.naming import counted
 from fedprism.runtime import devices
 from fedprism.runtime.executors import Executor, Processes, RayCluster
 
@@ -102,7 +103,8 @@ def write_plan(path: Path, model: str | None, data: str | None, loss: str | None
     if path.exists():
         raise BadInput(f"expected a new file for the plan, found '{path}'; choose another name with -o.")
     publishing.require_writable(path.parent)
-    path.write_text(proposing.proposed(model, data, path.parent, loss))
+    # Published in one step: a full disk must not leave an empty plan, which the next `init` would not replace.
+    publishing.publish(path.parent, {path.name: proposing.proposed(model, data, path.parent, loss).encode()})
     said = f"{path} is a plan with every key explained. Next: fedprism audit {path} --dry-run"
     answer({"plan": str(path)}, lambda: [said])
 
@@ -145,10 +147,10 @@ def _grid_lines(grid: Grid, priced: estimate.Estimate) -> Iterator[str]:
     most = len(listed) if PRINTING.verbose else MOST_LISTED
     yield from (f"{len(members):>4} x  {title(cell)}" for cell, members in listed[:most])
     if len(listed) > most:
-        yield f"        and {len(listed) - most} further configurations; -v lists all"
+        yield f"        and {counted(len(listed) - most, 'further configuration')}; -v lists all"
     yield from (f"not tested: {each.what}: {each.why}" for each in grid.skipped)
     yield from (f"{count:>4} x  cannot run: {reason}" for count, reason in priced.refused)
-    yield f"{'1 cell' if len(grid.cells) == 1 else f'{len(grid.cells)} cells'}, {priced}"
+    yield f"{counted(len(grid.cells), 'cell')}, {priced}"
 
 
 @contextmanager
@@ -193,6 +195,6 @@ def _lines(console: Console) -> Listener:
         tenth = 10 * progress.done // max(progress.total, 1)
         if tenth > last and progress.outcome is not None:
             last = tenth
-            console.print(f"{progress.done} of {progress.total} cells")
+            console.print(f"{progress.done} of {counted(progress.total, 'cell')}")
 
     return listen

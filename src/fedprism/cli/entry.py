@@ -1,17 +1,20 @@
 """The command line: one file per command.
 
 Exit codes: 0 done; 1 a check of an audit failed; 2 bad input, missing knowledge, a method that does not apply, or an
-audit in which no attack ran to its end; 3 an error of fedprism itself; 130 interrupted. torch is imported inside the
-commands, so that `fedprism --help` answers at once.
+audit in which no attack ran to its end; 3 an error of fedprism itself; 130 interrupted; 143 told to end (SIGTERM).
+torch is imported inside the commands, so that `fedprism --help` answers at once.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -68,17 +71,41 @@ app.command(cls=Command, rich_help_panel=NAMES)(show)
 app.command(cls=Command, rich_help_panel=PAPERS)(reproduce)
 
 
+class Terminated(BaseException):
+    """The system asked the process to end."""
+
+
+@contextmanager
+def _ends_in_order() -> Iterator[None]:
+    """On SIGTERM end as on Ctrl-C, so that worker processes are stopped before their pipes break."""
+
+    def end(*_: object) -> None:
+        raise Terminated
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; no exception leaves it."""
     try:
         command = typer.main.get_command(app)
-        answer = command.main(
-            args=None if arguments is None else list(arguments), prog_name="fedprism", standalone_mode=False
-        )
+        with _ends_in_order():
+            answer = command.main(
+                args=None if arguments is None else list(arguments), prog_name="fedprism", standalone_mode=False
+            )
         sys.stdout.flush()
         return answer if isinstance(answer, int) else 0
     except (KeyboardInterrupt, typer.Abort):
         return 130
+    except Terminated:
+        return 143
     except (BrokenPipeError, SystemExit) as error:
         # click and rich make SystemExit(1) of a closed pipe, but 1 means something else here.
         if not isinstance(error.__context__ if isinstance(error, SystemExit) else error, BrokenPipeError):

@@ -27,19 +27,28 @@ PRINTING = Printing()
 
 def complain(sentence: str, code: int = 2) -> int:
     """Print one line. File names and captures may hold anything: control characters do not reach the terminal."""
-    line = " ".join(sentence.split())
-    print("error:", "".join(c if c.isprintable() else "?" for c in line), file=sys.stderr)
+    print("error:", printable(" ".join(sentence.split())), file=sys.stderr)
     return code
+
+
+def printable(text: str) -> str:
+    """The text without what would steer the terminal: names of files and folders may hold escape sequences."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
 
 
 def console_for(*, stderr: bool = False) -> Console:
     """Without markup, because captures may hold brackets; what the encoding lacks becomes a question mark."""
     from rich.console import Console
+    from rich.text import Text
+
+    class Plain(Console):
+        def render_str(self, text: str, **settings: Any) -> Text:
+            return super().render_str(printable(text), **settings)
 
     stream = sys.stderr if stderr else sys.stdout
     if isinstance(stream, TextIOWrapper):
         stream.reconfigure(errors="replace")
-    return Console(stderr=stderr, markup=False, highlight=False, emoji=False, quiet=stderr and PRINTING.quiet)
+    return Plain(stderr=stderr, markup=False, highlight=False, emoji=False, quiet=stderr and PRINTING.quiet)
 
 
 def answer(data: Any, lines: Callable[[], Iterable[Any]]) -> None:

@@ -73,6 +73,13 @@ def shows_by_default(plan: Mapping[str, Any]) -> bool:
     return plan.get("captures") is None and isinstance(data, Mapping) and bool(data.get("name"))
 
 
+def keeps_pictures(plan: Mapping[str, Any]) -> bool:
+    """Whether cells kept samples: unless the plan says so, those of captures keep none."""
+    scores = plan.get("scores")
+    wanted = scores.get("pictures") if isinstance(scores, Mapping) else None
+    return wanted > 0 if isinstance(wanted, int) else plan.get("captures") is None
+
+
 def chosen_rows(rows: Sequence[Configuration], metric: str) -> list[Configuration]:
     """Those that leak most; first the worst of every defense, then of every defense against every attacker."""
     order = list(Leak).index

@@ -12,6 +12,7 @@ from fedprism.audit.system import PARTLY, RANDOM, system
 from fedprism.evaluation.residuals import READ_AS_SGD
 from fedprism.evaluation.severity import Leak, number, worst
 from fedprism.evaluation.verdict import MEANING, Verdict, because, inconclusive, leak_of, loosest, situations, verdict
+from fedprism.naming import counted
 from fedprism.report.advice import Advice, closeness
 from fedprism.report.configurations import (
     NO_DEFENSE,
@@ -60,7 +61,7 @@ def headline(rows: Sequence[Configuration], metric: str, weights: str) -> tuple[
     sentences = [*_findings_of(attacks, metric, weights), *_about_defenses(attacks), *_about_labels(attacks)]
     untested = sum(leak_of(row) is Leak.UNTESTED for row in attacks)
     if untested:
-        sentences.append(f"{untested} of {_count(len(attacks), 'configuration')} have no result: see Not tested.")
+        sentences.append(f"{untested} of {counted(len(attacks), 'configuration')} have no result: see Not tested.")
     return tuple(sentences)
 
 
@@ -146,14 +147,16 @@ def assessment(
     `serious` is what recordings show about their protocol.
     """
     attacks = attacks_of(rows)
-    methods = list(dict.fromkeys(row.cell.attack for row in attacks))
-    threats = list(dict.fromkeys(who(row.attacker) for row in attacks))
-    defenses = list(dict.fromkeys(row.defense for row in attacks if row.cell.defense != NO_DEFENSE))
-    failed = sum(row.failed for row in rows)
+    ran = [row for row in attacks if row.done]  # what was refused or failed was not tested
+    methods = list(dict.fromkeys(row.cell.attack for row in ran))
+    threats = list(dict.fromkeys(who(row.attacker) for row in ran))
+    defenses = list(dict.fromkeys(row.defense for row in ran if row.cell.defense != NO_DEFENSE))
+    failed, refused = sum(row.failed for row in rows), sum(row.outcomes.get("skipped", 0) for row in rows)
+    named = f" ({', '.join(methods)})" if methods else ""
     tested = (
-        f"{system(plan, weights)} {_count(len(methods), 'attack')} ({', '.join(methods)}) in "
-        f"{_count(len(attacks), 'configuration')}, each with {_count(len(seeds), 'seed')}; "
-        f"{_count(len(defenses), 'defense')}{_named(defenses)}."
+        f"{system(plan, weights)} {counted(len(methods), 'attack')}{named} in "
+        f"{counted(len(ran), 'configuration')}, each with {counted(len(seeds), 'seed')}; "
+        f"{counted(len(defenses), 'defense')}{_named(defenses)}."
     )
     assumed = [f"{name}." for name in threats]
     assumed.append("The table of attackers lists what each of them knows.")
@@ -165,9 +168,8 @@ def assessment(
         "An attacker that was not tested may recover more, up to the ceiling where one is stated. Membership in the "
         "data, and what the finished model reveals, were not examined."
     )
-    left_out = [
-        f"{_count(skipped, 'combination')} left out and {_count(failed, 'cell')} failed; both are listed with reasons."
-    ]
+    numbers = (counted(skipped, "combination"), counted(refused, "cell"), counted(failed, "cell"))
+    left_out = ["{} left out, {} that could not run and {} that failed; all are listed with reasons.".format(*numbers)]
     return (
         ("What was tested", (tested,)),
         ("Assumptions about attackers", tuple(assumed)),
@@ -196,7 +198,7 @@ def _about_defenses(rows: Sequence[Configuration]) -> list[str]:
     broken = {row.defense for row in defended if leak_of(row).readable or row.failed or not row.done}
     rescaling = {row.defense for row in defended if _only_rescales(row)}
     stopped = [name for name in names if name in hold - broken - rescaling]
-    said = f"Of {_count(len(names), 'defense')}, {len(stopped)} stopped every attack that succeeds without it"
+    said = f"Of {counted(len(names), 'defense')}, {len(stopped)} stopped every attack that succeeds without it"
     return [f"{said}{_named(stopped)}. That is not protection: only a ceiling shows it." if stopped else f"{said}."]
 
 
@@ -229,7 +231,7 @@ def _about_labels(rows: Sequence[Configuration]) -> list[str]:
     always = sum(row.labels_leaked == 1 for row in with_labels)
     if not some:
         return ["No tested attack recovered the labels."] if with_labels else []
-    tested = _count(len(with_labels), "configuration")
+    tested = counted(len(with_labels), "configuration")
     return [f"Labels leaked in {some} of {tested}{f', in {always} of them with every seed' if always else ''}."]
 
 
@@ -241,8 +243,8 @@ def _without_truth(rows: Sequence[Configuration], leak: Leak) -> list[str]:
     if leak is not Leak.EXPLAINED:
         why = "; ".join(filter(None, [where, left]))
         return [f"The recovered samples cannot be compared: the ground truth of these recordings is not known ({why})."]
-    counted = f"{len(best.explained)} of {_count(best.updates, 'recorded update')}"
-    reproduced = counted if best.explained else "recorded updates"
+    counts = f"{len(best.explained)} of {counted(best.updates, 'recorded update')}"
+    reproduced = counts if best.explained else "recorded updates"
     said = [
         f"The recovered samples reproduce {reproduced} ({where}{f': {left}' if left else ''}){_whose(best.explained)}.",
         "The ground truth is not known, so nothing was compared; treat them as the private samples.",
@@ -271,7 +273,3 @@ def _inf(value: float | None) -> float:
 def _named(names: Iterable[str]) -> str:
     listed = list(names)
     return f" ({', '.join(listed)})" if 0 < len(listed) <= MOST_NAMED else ""
-
-
-def _count(number_: int, word: str) -> str:
-    return f"{number_} {word}{'' if number_ == 1 else 's'}"

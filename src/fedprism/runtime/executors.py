@@ -215,13 +215,16 @@ def _serve(pipe: Connection) -> None:
     while True:
         try:
             message = pipe.recv_bytes()
-        except EOFError:
+        except (EOFError, OSError):
             return
         try:
             answer = pickle.dumps(_attempt(*pickle.loads(message)))
         except Exception as error:
             answer = pickle.dumps(Failure(f"the task or its result cannot be pickled: {_one_line(error)}"))
-        pipe.send_bytes(answer)
+        try:
+            pipe.send_bytes(answer)
+        except OSError:  # whoever asked is gone
+            return
 
 
 def _attempt(function: Callable[[Task], Result], task: Task) -> Result | Failure:
