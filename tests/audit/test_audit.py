@@ -231,6 +231,14 @@ def test_exit_codes_follow_the_verdict(rows: Any, gates: Any, allowed: dict[str,
     assert concluded(rows, *gates, **allowed).exit_code == code
 
 
+def test_an_unknown_ceiling_is_said_to_be_unknown() -> None:
+    (gate,) = concluded([bounded(float("inf"))], CEILING).gates
+    assert not gate.passed
+    assert gate.reasons[0].endswith("no ceiling is known; 1 are unknown or beyond the limit.")
+    (gate,) = concluded([bounded(25.0)], CEILING).gates
+    assert "25 is beyond the limit of 20; 1 in all." in gate.reasons[0]
+
+
 def test_a_gate_looks_at_means_or_at_the_best_recovered_sample() -> None:
     row = bounded(14.0)
     row.closest["psnr"] = 16.0

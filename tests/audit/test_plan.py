@@ -233,6 +233,7 @@ def test_a_proposed_plan_trains_with_a_loss_that_fits(
     assert written.grid.losses == (loss,)
     assert (written.utility is not None) == costed
     assert "measured: the median update" in text
+    assert written.utility is None or written.utility.epochs == 30, "one step a pass over 30 samples"
     assert written.data is not None
     low, high = written.data.bounds
     assert -1.02 < low <= -0.99

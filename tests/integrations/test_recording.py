@@ -292,6 +292,7 @@ def test_the_client_whose_sample_was_read_off_is_named(tmp_path: Path, caplog: p
     (to_a, of_a), (to_b, of_b) = answers(hidden, "a"), answers(open_, "b")
     recording = Recording(tmp_path / "run", model=model(), knowledge=knowledge, watch=Watch())
     recording.add(facts(replied=("a", "b")), {**to_a, **to_b}, [*of_a, *of_b])
+    recording.wait()
     assert "leakage 1.00 of samples of b" in caplog.text
     (finding,) = [each for each in load_findings(tmp_path / "run") if each.check == "samples-read-off"]
     assert "100% of the samples behind the update of b" in finding.sentence

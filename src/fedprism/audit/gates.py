@@ -93,7 +93,9 @@ class Judgement:
         if self.value is None:
             return (f"Nothing was measured for {self.gate.flag}.",)
         sentences = []
-        if self.beyond:
+        if self.beyond and self.gate.kind == "ceiling-above" and math.isinf(self.value):
+            sentences.append(f"{self.worst}: no ceiling is known; {self.beyond} are unknown or beyond the limit.")
+        elif self.beyond:
             value, limit = (number(self.gate.metric, each) for each in (self.value, self.gate.limit))
             sentences.append(f"{self.worst}: {value} is beyond the limit of {limit}; {self.beyond} in all.")
         if self.failed_cells:

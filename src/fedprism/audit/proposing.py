@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from fedprism.audit.materials import Materials, Setup
-from fedprism.audit.plan import parse_plan
+from fedprism.audit.plan import UtilityPart, parse_plan
 from fedprism.audit.template import USUAL, USUAL_LOSS, Strengths, text
 from fedprism.client.update import FedSGD, local_update
 from fedprism.errors import FedprismError
@@ -22,6 +22,8 @@ from fedprism.types import is_soft
 
 PROBED = 9
 """Updates that are measured: enough for a median of one or two digits."""
+FEWEST_STEPS = 30
+"""Steps of training from which accuracies can differ: 5 passes over the embedded photographs."""
 BATCH = 8
 """Samples behind a measured update, as in the plan that is written."""
 
@@ -72,6 +74,7 @@ def measured(materials: Materials, loss: str = USUAL_LOSS) -> Strengths:
         origin=f"measured: the median update has the length {update:.2g} over {entries:,} entries",
         mixes_examples=bool(batchnorm_layers(materials.network(0))),
         least_batch=least_batch,
+        epochs=_epochs(materials),
         bounds=materials.other_bounds(),
     )
 
@@ -86,6 +89,14 @@ def _lengths(materials: Materials, loss: str, number: int, size: int) -> tuple[f
     update = local_update(model, params, materials.batch(drawn), loss=function, protocol=FedSGD(), rng=rng).update
     squares = sum(float(tensor.double().square().sum()) for tensor in update.values())
     return math.sqrt(squares), sum(tensor.numel() for tensor in update.values())
+
+
+def _epochs(materials: Materials) -> int:
+    """As many passes as take the fewest steps, with the batches and the share of test data that plans have."""
+    assert materials.samples is not None
+    usual = UtilityPart()
+    steps = max(1, round((1 - usual.test) * len(materials.samples)) // usual.batch_size)
+    return max(USUAL.epochs, math.ceil(FEWEST_STEPS / steps))
 
 
 def _rounded(value: float) -> float:

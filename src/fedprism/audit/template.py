@@ -27,6 +27,8 @@ class Strengths:
     """Whether batch norm mixes the examples of a batch: DP-SGD refuses such a model."""
     least_batch: int = 1
     """The smallest batch that the model trains on."""
+    epochs: int = 5
+    """Passes over the data that train a little, for measuring what a defense costs."""
     bounds: tuple[float, float] | None = None
     """The range of the inputs, if it is not from 0 to 1."""
 
@@ -107,13 +109,14 @@ seeds = [0, 1]                   # each draws data, weights and noise anew; more
 # pictures = 8                   # samples a cell keeps beside what came back; 0 keeps none, the default for captures
 
 {utility}
+
 [limits]
 # seconds = 600                  # after which a cell is given up; not with --ray
 """
 
 _UTILITY = """\
 [utility]                        # what defenses cost: accuracy, time per step, epsilon; without this part: not measured
-epochs = 5                       # passes over the data; by default 10
+epochs = EPOCHS                  # passes over the data; by default 10
 # batch_size = 64
 # clients = 1
 lr = "search"                    # the best of a few for each defense and loss; or a number, by default 0.05
@@ -142,7 +145,7 @@ def text(
         bounds=_bounds(strengths.bounds),
         losses=_losses(loss),
         dp_sgd=_dp_sgd(strengths),
-        utility=_UTILITY if loss in WITH_ACCURACY else _commented(_UTILITY),
+        utility=_utility(strengths, loss),
     )
 
 
@@ -161,6 +164,11 @@ def _dp_sgd(strengths: Strengths) -> str:
     if strengths.mixes_examples:
         return "# dp-sgd is left out: it refuses batch norm; put GroupNorm in its place"
     return f'{{ name = "dp-sgd", noise = 1.0, clip = {strengths.sample} }},   # clips at the median sample\'s gradient'
+
+
+def _utility(strengths: Strengths, loss: str) -> str:
+    part = _UTILITY.replace("EPOCHS", f"{strengths.epochs:<6}")
+    return part if loss in WITH_ACCURACY else _commented(part)
 
 
 def _commented(part: str) -> str:
