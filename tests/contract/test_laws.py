@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import fedprism as fp
+from fedprism.attacks.base import READ_AS_SGD
 from fedprism.attacks.certificate import rounding_error
 from fedprism.attacks.imprint import ImprintStatus
 from fedprism.attacks.patch_inversion import EXACT as PATCHES_EXACT
@@ -148,6 +149,24 @@ class TestLaws:
         observation, attack = observed(CASES[name]), CASES[name].attack()
         rng = torch.Generator().manual_seed(0)
         answer = fp.run(attack, changed(observation, lambda tensor: torch.randn(tensor.shape, generator=rng)))
+        assert not answer.status.startswith(EXACT)
+
+    @pytest.mark.parametrize("epochs", [1, 3])
+    def test_steps_of_an_unknown_optimizer_are_not_called_exact(self, name: str, epochs: int) -> None:
+        protocol = fp.FedAvg(lr=1e-3, epochs=epochs, optimizer=fp.optimizers.Adam())
+        known = observed(CASES[name], protocol)
+        with pytest.raises(fp.NotApplicable):
+            fp.run(CASES[name].attack(), known)
+        unknown = dataclasses.replace(known, knowledge=dataclasses.replace(known.knowledge, local_optimizer=None))
+        try:
+            answer = fp.run(CASES[name].attack(), unknown)
+        except fp.NotApplicable:
+            return
+        assert not answer.status.startswith(EXACT)
+        assert answer.status.endswith(READ_AS_SGD)
+
+    def test_signs_in_place_of_an_update_are_not_called_exact(self, name: str) -> None:
+        answer = fp.run(CASES[name].attack(), changed(observed(CASES[name]), torch.sign))
         assert not answer.status.startswith(EXACT)
 
 
