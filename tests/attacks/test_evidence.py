@@ -137,6 +137,34 @@ def test_what_sgd_alone_would_justify_is_said_to_rest_on_it() -> None:
     assert unknown.status == f"{DenseStatus.UNCONFIRMED}; {READ_AS_SGD}"
 
 
+def test_the_mean_of_samples_that_nobody_counted_is_not_called_exact() -> None:
+    """Two classes send opposite errors, so that the rows of any batch agree on one mean."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(256, 2))
+    batch = DIGITS.batch([0, 1, 2, 3])
+    scenario = fp.Scenario(model=model, clients=[fp.Batch(batch.inputs, batch.labels % 2)])
+    observation, truth = fp.simulate(scenario, fp.threats.eavesdropper, seed=0, device="cpu")
+    answer = fp.run(fp.attacks.dense_inversion(), observation)
+    assert worst(answer, truth) < FAR_OFF
+    assert answer.status == DenseStatus.UNDETERMINED
+    assert not evidence(observation, answer).recovered
+
+
+def test_gradient_matching_runs_the_steps_of_adam() -> None:
+    """Read as a gradient, the same update gives 9 dB."""
+    model = fp.models.build("lenet", input_shape=(1, 8, 8), classes=10, seed=0)
+    batch = fp.data.load("digits").batch([3])
+    protocol = fp.FedAvg(lr=1e-3, epochs=3, optimizer=Adam())
+    scenario = fp.Scenario(model=model, clients=[batch], protocol=protocol)
+    observation, truth = fp.simulate(scenario, fp.threats.honest_but_curious, seed=0, device="cpu")
+    attack = dataclasses.replace(fp.attacks.inverting_gradients(), iterations=100, starts=fp.attacks.Starts())
+    answer = fp.run(attack, observation, device="cpu")
+    assert "local_optimizer" in answer.knowledge_used
+    assert worst(answer, truth) > 20
+    with pytest.raises(fp.MissingKnowledge, match="local_optimizer"):
+        fp.run(attack, forgetting(observation), device="cpu")
+
+
 def test_a_deep_network_tells_an_unknown_step_of_sgd() -> None:
     observation, truth = made(stack(), 4, told=False, protocol=fp.FedAvg(lr=0.01))
     assert unexplained(observation, truth.inputs, truth.labels) == pytest.approx(0, abs=1e-3)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import fedprism as fp
+from fedprism.attacks.base import READ_AS_SGD
 from fedprism.attacks.certificate import rounding_error
 from fedprism.attacks.embedding_inversion.answer import LookupStatus
 from fedprism.attacks.gradient_matching.labels import given_labels
@@ -282,6 +283,24 @@ def test_any_positive_factor_leaves_the_labels(numbers: tuple[int, ...]) -> None
         return given.tolist()
 
     assert len({tuple(labels(factor)) for factor in (1.0, *SCALES)}) == 1
+
+    @pytest.mark.parametrize("epochs", [1, 3])
+    def test_steps_of_an_unknown_optimizer_are_not_called_exact(self, name: str, epochs: int) -> None:
+        protocol = fp.FedAvg(lr=1e-3, epochs=epochs, optimizer=fp.optimizers.Adam())
+        known = observed(CASES[name], protocol)
+        with pytest.raises(fp.NotApplicable):
+            fp.run(CASES[name].attack(), known)
+        unknown = dataclasses.replace(known, knowledge=dataclasses.replace(known.knowledge, local_optimizer=None))
+        try:
+            answer = fp.run(CASES[name].attack(), unknown)
+        except fp.NotApplicable:
+            return
+        assert not answer.status.startswith(EXACT)
+        assert answer.status.endswith(READ_AS_SGD)
+
+    def test_signs_in_place_of_an_update_are_not_called_exact(self, name: str) -> None:
+        answer = fp.run(CASES[name].attack(), changed(observed(CASES[name]), torch.sign))
+        assert not answer.status.startswith(EXACT)
 
 
 # --- EXACT is about what is returned ---------------------------------------------------------------------------------

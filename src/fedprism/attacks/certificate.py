@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from fedprism import losses
-from fedprism.attacks.gradient_matching.forward import Forward, forward_model
+from fedprism.attacks.gradient_matching.forward import Forward, likely_forward
 from fedprism.client.observed import adds_gradients, direction
-from fedprism.errors import FedprismError, MissingKnowledge
+from fedprism.errors import FedprismError
 from fedprism.inputs import Inputs, first_tensor, tensors_of
 from fedprism.network.network_map import network_map
 from fedprism.network.splitting import features_before
@@ -49,7 +49,7 @@ def unexplained(observation: Observation, inputs: Inputs, labels: Tensor) -> flo
     if not len(labels) or any(len(tensor) != len(labels) for tensor in tensors_of(inputs)):
         return None
     try:
-        forward = _forward(observation)
+        forward = likely_forward(observation)
     except FedprismError:
         return None
     like = forward.target[0]
@@ -204,16 +204,6 @@ def _itself(outputs: Tensor) -> Tensor:
 
 def _or_all(residual: float | None) -> float:
     return 1.0 if residual is None else residual
-
-
-def _forward(observation: Observation) -> Forward:
-    """The client's training as far as it is known; a delta of unknown training is read as one gradient step."""
-    try:
-        return forward_model(observation, observation.round)
-    except MissingKnowledge as missing:
-        if missing.field in ("loss", "model"):
-            raise
-        return forward_model(observation, observation.round, unroll=False)
 
 
 def _dot(first: Tensor, second: Tensor) -> float:

@@ -84,7 +84,11 @@ class DenseInversion(UpdateAttack):
         answer = None
         if bool(bias_grad.any()):
             single = batch == 1
-            answer = _single(weight_grad, bias_grad) if single else _solve_stack(observation, gradient, network, batch)
+            answer = (
+                _single(weight_grad, bias_grad, counted=isinstance(size, int))
+                if single
+                else _solve_stack(observation, gradient, network, batch)
+            )
         if answer is None:
             answer = _rows(weight_grad, bias_grad, batch, self.floor)
         inputs = answer.inputs.to(weight_grad.dtype).view(-1, *observation.knowledge.sample_shape)
@@ -141,9 +145,14 @@ def _status(
     return status if adds_gradients(observation.round, observation.knowledge) else dense.DenseStatus.UNCONFIRMED
 
 
-def _single(weight_grad: Tensor, bias_grad: Tensor) -> _Answer:
-    """One sample: every row is a multiple of its input."""
-    return _Answer(dense.invert_single(weight_grad, bias_grad).unsqueeze(0), None, dense.DenseStatus.LAYER)
+def _single(weight_grad: Tensor, bias_grad: Tensor, *, counted: bool) -> _Answer:
+    """One sample: every row is a multiple of its input.
+
+    Unless it is known that there is one, rows of one size may be the mean of many: two classes send opposite errors.
+    """
+    told = counted or dense.differ_in_size(bias_grad[bias_grad != 0])
+    status = dense.DenseStatus.LAYER if told else dense.DenseStatus.UNDETERMINED
+    return _Answer(dense.invert_single(weight_grad, bias_grad).unsqueeze(0), None, status)
 
 
 def _solve_stack(observation: Observation, gradient: Update, network: NetworkMap, batch: int) -> _Answer | None:

@@ -16,6 +16,9 @@ EXPLAINED_RESIDUAL = 0.05
 CONFIRMING = (DenseStatus.AGREED, ExactStatus.CONFIRMED)
 """Statuses of samples that parts of an update confirm one by one, also where others are missing."""
 
+REFUTING = (DenseStatus.UNDETERMINED, DenseStatus.BLENDED)
+"""Statuses of samples that may explain an update and still be mixtures of the private ones."""
+
 
 class Evidence(NamedTuple):
     samples: int
@@ -37,5 +40,7 @@ def evidence(observation: Observation, answer: Reconstruction) -> Evidence:
         return Evidence(0, 1.0 if answer.inputs is not None else None, False)
     assert answer.inputs is not None
     residual = None if answer.labels is None else unexplained(observation, answer.inputs, answer.labels)
+    if any(status in answer.status for status in REFUTING):
+        return Evidence(samples, residual, False)
     confirmed = answer.status.endswith(CONFIRMING) and READ_AS_SGD not in answer.status
     return Evidence(samples, residual, confirmed or (residual is not None and residual <= EXPLAINED_RESIDUAL))

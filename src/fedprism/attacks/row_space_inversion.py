@@ -25,7 +25,7 @@ from torch import Tensor
 from fedprism import losses
 from fedprism.attacks.base import Circumstances, UpdateAttack
 from fedprism.attacks.certificate import certified, explaining_labels
-from fedprism.attacks.gradient_matching.forward import FORWARD_USES, Forward, forward_model
+from fedprism.attacks.gradient_matching.forward import FORWARD_USES, Forward, likely_forward
 from fedprism.attacks.gradient_matching.labels import Labels, given_labels
 from fedprism.client.observed import direction
 from fedprism.errors import NotApplicable
@@ -201,8 +201,7 @@ class _Misfit:
     """The difference between the directions of two updates in double precision, as a function of the open numbers."""
 
     def __init__(self, observation: Observation, space: OpenSpace, labels: Tensor) -> None:
-        forward = forward_model(observation, observation.round, unroll="local_lr" in observation.granted())
-        self.forward, self.space, self.labels = _doubled(forward), space, labels
+        self.forward, self.space, self.labels = _doubled(likely_forward(observation)), space, labels
         self.observation = observation
         self.target = _unit(self.forward.target)
 

@@ -58,7 +58,7 @@ class DenseStatus(StrEnum):
     SIGNS = "the entries of the layer's update have one size, as where only signs are sent: its rows tell no input"
     BLENDED = "some classes hold several samples; their rows are averages of these"
     RESIDUAL = "the inputs explain the gradient in part only: they are approximate, or none of the client's"
-    UNDETERMINED = "the gradient tells fewer samples apart than there are: other inputs would explain it as well"
+    UNDETERMINED = "the gradient tells fewer samples apart than there may be: other inputs would explain it as well"
     NOT_INVERTIBLE = "no row has a bias gradient to divide by"
 
 
@@ -245,13 +245,19 @@ def _misfit(fitted: Tensor, gradient: Tensor) -> float:
     return float(torch.linalg.vector_norm(missed) / torch.linalg.vector_norm(gradient))
 
 
+def differ_in_size(values: Tensor) -> bool:
+    """Whether the largest and the smallest magnitude differ by more than SAME_SIZE."""
+    sizes = values.abs()
+    return len(sizes) > 1 and float(sizes.min()) < (1 - SAME_SIZE) * float(sizes.max())
+
+
 def agreeing_rows(inversion: DenseInversion, bias_grad: Tensor, *, tolerance: float = 1e-4) -> DenseInversion:
     """The inputs that at least two rows agree on, most confirmed first; `rows` names one row of each group.
 
     bias_grad: what the rows were divided by. Rows of one size do not count as several: where updates are rounded to a
     few values, many small rows become the same. Different samples' errors never have one size.
     """
-    sizes = bias_grad[inversion.rows].abs().double()
+    sizes = bias_grad[inversion.rows]
     estimates = inversion.inputs
     gram = estimates @ estimates.T
     norms = gram.diagonal()
@@ -263,7 +269,7 @@ def agreeing_rows(inversion: DenseInversion, bias_grad: Tensor, *, tolerance: fl
         group = agree[row] & free
         if not free[row] or int(group.sum()) < LEAST_AGREEING:
             continue
-        if float(sizes[group].min()) < (1 - SAME_SIZE) * float(sizes[group].max()):
+        if differ_in_size(sizes[group]):
             inputs.append(estimates[group].mean(0))
             rows.append(int(inversion.rows[row]))
             free &= ~group
