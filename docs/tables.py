@@ -99,7 +99,7 @@ SAYS: dict[str, tuple[type[StrEnum], ...]] = {
     "mkor-inconspicuous": (ReadingStatus, WindowStatus),
 }
 
-LOCAL = {"local_lr", "local_epochs", "local_batch_size", "local_momentum"}
+LOCAL = {"local_lr", "local_epochs", "local_batch_size", "local_momentum", "local_optimizer"}
 STAGES = ("on_draw", "on_batch", "on_loss", "on_examples", "on_update", "on_aggregate")
 
 

@@ -24,7 +24,7 @@ except (ImportError, fp.FedprismError):
 photos = fp.data.load("photos", size=16)
 model = fp.models.build("fc2", input_shape=(3, 16, 16), hidden=64, classes=photos.classes, seed=0)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)  # as clients step
-batches = [photos.draw(2, torch.Generator().manual_seed(seed), unique_labels=True) for seed in range(3)]
+batches = [photos.draw(2, seed=seed, unique_labels=True) for seed in range(3)]
 
 
 def train(message: Message, context) -> Message:

@@ -14,8 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedprism.checks import shown
 from fedprism.errors import BadInput
 from fedprism.naming import EvaluableRepr
+
+SMALLEST_EPSILON = 1e-30
+"""Of Adam: with none at all, entries without a gradient would be divided by zero; far above what underflows."""
 
 Tensors = Mapping[str, Tensor]
 State = Mapping[str, Tensors]
@@ -53,6 +57,8 @@ class SGD(LocalOptimizer):
 
     def __post_init__(self) -> None:
         _check(self, weight_decay=(0, math.inf))
+        if not isinstance(self.nesterov, bool):
+            raise BadInput(f"expected nesterov to be True or False, found {shown(self.nesterov)}; use one of these.")
 
     def step(
         self, params: Tensors, gradient: Tensors, state: State, *, number: int, lr: float, momentum: float
@@ -78,7 +84,7 @@ class Adam(LocalOptimizer):
     tensors_kept = 2
 
     def __post_init__(self) -> None:
-        _check(self, beta1=(0, 1), beta2=(0, 1), epsilon=(0, math.inf), weight_decay=(0, math.inf))
+        _check(self, beta1=(0, 1), beta2=(0, 1), epsilon=(SMALLEST_EPSILON, math.inf), weight_decay=(0, math.inf))
 
     def step(
         self, params: Tensors, gradient: Tensors, state: State, *, number: int, lr: float, momentum: float
@@ -164,5 +170,5 @@ def _check(optimizer: Any, **ranges: tuple[float, float]) -> None:
     for name, (low, high) in ranges.items():
         value = getattr(optimizer, name)
         if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value < high:
-            wanted = f"from {low} up to, but not including, {high}" if high < math.inf else "of at least 0"
-            raise BadInput(f"expected {name} to be a number {wanted}, found {value!r}; torch's default is common.")
+            wanted = f"from {low:g} up to, but not including, {high:g}" if high < math.inf else f"of at least {low:g}"
+            raise BadInput(f"expected {name} to be a number {wanted}, found {shown(value)}; torch's default is common.")

@@ -11,12 +11,14 @@ import torch
 from torch import nn
 
 import fedprism as fp
-from fedprism import cli
+from fedprism import cli, report
 from fedprism.audit import lay_out, prepare, run_audit
 from fedprism.audit.assumed import shapes
 from fedprism.audit.trials import trial_of
-from fedprism.errors import BadInput
+from fedprism.errors import BadInput, BadPlan
+from fedprism.evaluation.residuals import residuals
 from fedprism.experiments import run_trial
+from fedprism.runtime.executors import Serial
 from small_audits import sentence, written
 
 
@@ -68,14 +70,15 @@ def test_captures_are_audited_without_and_with_their_truth(tmp_path: Path) -> No
 # --- how much is accounted for ---------------------------------------------------------------------------------------
 
 
-def test_the_residual_of_several_updates_is_the_mean_of_theirs() -> None:
+def test_the_residual_of_several_updates_is_that_of_the_one_explained_best() -> None:
     observation = three_clients()
     found = fp.run(fp.attacks.dense_inversion(), observation)
     parts = fp.attacks.split_updates(observation)
     alone = [fp.residual(part, fp.run(fp.attacks.dense_inversion(), part)) for part in parts]
     known = [value for value in alone if value is not None]
     assert max(known[:2]) < 1e-5
-    assert fp.residual(observation, found) == pytest.approx(sum(known) / len(known))
+    assert fp.residual(observation, found) == min(known)
+    assert [each.residual for each in residuals(observation, found)] == alone
 
 
 def test_an_update_without_an_answer_is_unexplained() -> None:
@@ -89,7 +92,44 @@ def test_an_update_without_an_answer_is_unexplained() -> None:
     known = dataclasses.replace(observation.knowledge, batch_size=(1, 2))
     observation = dataclasses.replace(observation, rounds=silent, knowledge=known)
     found = fp.run(fp.attacks.dense_inversion(), observation)
-    assert fp.residual(observation, found) == pytest.approx(0.5, abs=1e-4)
+    answered, silent_one = residuals(observation, found)
+    assert answered.recovered
+    assert (silent_one.samples, silent_one.residual, silent_one.recovered) == (0, 1.0, False)
+
+
+def test_a_report_names_the_clients_that_were_recovered(tmp_path: Path) -> None:
+    """One of three is hidden by noise: a mean over them would tell nothing."""
+    observation = three_clients()
+    rng = torch.Generator().manual_seed(0)
+    noisy = {name: torch.randn(t.shape, generator=rng) for name, t in observation.rounds[0].update.items()}
+    rounds = (dataclasses.replace(observation.rounds[0], update=noisy), *observation.rounds[1:])
+    fp.captures.save(dataclasses.replace(observation, rounds=rounds), tmp_path / "run")
+    plan = '[captures]\nfolders = ["run"]\n[grid]\nattacks = ["dense-inversion"]\nseeds = [0]\n'
+    audit = run_audit(prepare(written(tmp_path, plan)), tmp_path / "out", executor=Serial())
+    assert audit.conclusion["verdict"] == "leaks"
+    (row,) = audit.summary
+    recovered = [each["client"] for each in row["explained"]]
+    assert recovered
+    assert "client-0" not in recovered
+    assert row["updates"] == 3
+    page = report.render(audit)
+    assert f"reproduce {len(recovered)} of 3 recorded updates" in page
+    assert all(f"{client} in round 0" in page for client in recovered)
+
+
+def test_a_plan_says_what_clients_stepped_with(tmp_path: Path) -> None:
+    fp.captures.save(forget(three_clients(), "local_optimizer"), tmp_path / "run")
+    text = '[captures]\nfolders = ["run"]\nknowledge = { local_optimizer = OPTIMIZER }\n[grid]\nseeds = [0]\n'
+    for written_as, optimizer in (
+        ('"sgd"', fp.optimizers.SGD()),
+        ('{ name = "adamw", weight_decay = 0.1 }', fp.optimizers.AdamW(weight_decay=0.1)),
+    ):
+        setup = prepare(written(tmp_path, text.replace("OPTIMIZER", written_as)))
+        assert setup.observation("run").knowledge.local_optimizer == optimizer
+    with pytest.raises(BadPlan, match="several"):
+        prepare(written(tmp_path, text.replace("OPTIMIZER", '{ name = "adam", beta1 = [0.8, 0.9] }')))
+    with pytest.raises(BadPlan, match="expected the name of a local optimizer"):
+        prepare(written(tmp_path, text.replace("OPTIMIZER", '"rmsprop"')))
 
 
 def test_without_the_settings_of_training_nothing_can_be_run_again() -> None:
@@ -168,7 +208,7 @@ def test_nothing_is_assumed_of_a_loss_that_the_plan_names_as_code(tmp_path: Path
 
 def test_an_attack_by_hand_says_what_the_capture_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fp.captures.save(forget(three_clients(), "input_shape"), tmp_path / "run")
-    arguments = ["attack", str(tmp_path / "run"), "--with", "dense-inversion", "-o", str(tmp_path / "out")]
+    arguments = ["attack", str(tmp_path / "run"), "--attack", "dense-inversion", "-o", str(tmp_path / "out")]
     assert cli.main(arguments) == 2
     assert "dense-inversion needs to know 'input_shape', which the capture does not tell" in sentence(capsys)
     document = json.loads((tmp_path / "run" / "capture.json").read_text())

@@ -115,6 +115,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "one client": {},
     "several clients": {"clients": [batch(2, 1), batch(3, 2)], "rounds": 2},
     "federated averaging": {"protocol": fp.FedAvg(lr=0.1, epochs=2, batch_size=2, momentum=0.5)},
+    "another optimizer": {"protocol": fp.FedAvg(lr=0.1, epochs=2, optimizer=fp.optimizers.AdamW(beta1=0.5))},
     "weighted": {"clients": [batch(1, 1), batch(3, 2)], "aggregation": "weighted_mean"},
     "eval mode": {"model": tiny("lenet"), "training": False, "loss": "mse", "bounds": (-1.0, 1.0)},
     "defended": {"defense": fp.chain(fp.defenses.Prune(0.5), fp.defenses.GaussianNoise(1e-3))},
@@ -133,6 +134,37 @@ def test_an_observation_comes_back_as_it_was(threat: fp.ThreatModel, changes: di
     loaded = fp.captures.load(folder)
     assert_same(observation, loaded)
     assert_same(observation, fp.captures.load(fp.captures.save(loaded, tmp_path / "again")))
+
+
+@pytest.mark.parametrize(
+    "types",
+    [
+        ((torch.float32, torch.float32), (torch.float64, torch.float64)),
+        ((torch.float64, torch.float64), (torch.float32, torch.float32)),
+        ((torch.float32, torch.float64), (torch.float64, torch.float32)),
+        ((torch.bfloat16, torch.bfloat16), (torch.float32, torch.bfloat16)),
+        ((torch.float16, torch.float16), (torch.float64, torch.float16)),
+    ],
+    ids=str,
+)
+def test_rounds_of_several_number_formats_are_attacked(types: Any, tmp_path: Path) -> None:
+    """Servers that average in double precision send other formats from their second round on."""
+    observation = observe(fp.threats.honest_but_curious, rounds=2, protocol=fp.FedAvg(lr=0.1))
+
+    def cast(update: fp.types.Update, dtype: torch.dtype) -> fp.types.Update:
+        return {name: tensor.to(dtype) for name, tensor in update.items()}
+
+    rounds = tuple(
+        dataclasses.replace(round, params=cast(round.params, sent), update=cast(round.update, received))
+        for round, (sent, received) in zip(observation.rounds, types, strict=True)
+    )
+    mixed = dataclasses.replace(observation, rounds=rounds)
+    loaded = fp.captures.load(fp.captures.save(mixed, tmp_path / "capture"))
+    matching = dataclasses.replace(fp.attacks.inverting_gradients(), iterations=2, starts=fp.attacks.Starts())
+    for attack in (fp.attacks.dense_inversion(), fp.attacks.cocktail_party(), matching):
+        answer = fp.run(attack, loaded)
+        assert len(answer.per_update or ()) == 2
+        assert fp.residual(loaded, answer) is not None
 
 
 @pytest.mark.parametrize("kind", NAMED, ids=[kind.name for kind in NAMED])

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from fedprism.evaluation.severity import Figure, Leak, explains, severity, worst
+from fedprism.evaluation.severity import Figure, Leak, severity, worst
 
 
 def figure(closest: float, null: float | None = None, mean: float | None = None) -> Figure:
@@ -48,8 +48,3 @@ def test_means_count_only_where_every_sample_was_answered() -> None:
 def test_one_bad_leak_outweighs_many_harmless_ones() -> None:
     assert worst([Leak.GONE, Leak.RECOGNISABLE, Leak.TRACES]) is Leak.RECOGNISABLE
     assert worst([]) is Leak.UNTESTED
-
-
-@pytest.mark.parametrize(("residual", "explained"), [(0.05, True), (0.051, False), (None, False)])
-def test_an_answer_accounts_for_a_recording_by_its_residual(residual: float | None, explained: bool) -> None:
-    assert explains(["some status"], residual) is explained

@@ -31,8 +31,8 @@ class Row:
     done: int = 2
     samples: int = 2
     answered: int = 2
-    statuses: tuple[str, ...] = ()
     residual: float | None = 0.4
+    explained: tuple[str, ...] = ()
     ceiling: CeilingFigure | None = None
     others: dict[str, Figure] = field(default_factory=dict)
 
@@ -72,7 +72,10 @@ RECORDED = Row(samples=0, answered=0, residual=0.3)
         ([Row(done=0, samples=0, ceiling=bound(5.0))], Verdict.NOT_TESTED),
         ([], Verdict.NOT_TESTED),
         ([RECORDED], Verdict.INCONCLUSIVE),
-        ([Row(samples=0, answered=0, residual=1e-6)], Verdict.LEAKS),
+        ([Row(samples=0, answered=0, residual=0.05)], Verdict.LEAKS),
+        ([Row(samples=0, answered=0, residual=0.051)], Verdict.INCONCLUSIVE),
+        ([Row(samples=0, answered=0, residual=None)], Verdict.INCONCLUSIVE),
+        ([Row(samples=0, answered=0, residual=0.4, explained=("one client's",))], Verdict.LEAKS),
     ],
 )
 def test_floors_and_ceilings_are_read_together(rows: list[Row], expected: Verdict) -> None:

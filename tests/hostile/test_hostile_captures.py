@@ -293,6 +293,15 @@ KNOWN: dict[str, st.SearchStrategy[Any]] = {
     "local_epochs": st.integers(1, 4),
     "local_batch_size": st.integers(1, 5),
     "local_momentum": st.floats(0, 0.99),
+    "local_optimizer": st.sampled_from(
+        [
+            {"name": "sgd", "kwargs": {"weight_decay": 1e9}},
+            {"name": "sgd", "kwargs": {"nesterov": True}},
+            {"name": "adam"},
+            {"name": "adam", "kwargs": {"epsilon": 1e-30, "beta2": 0}},
+            {"name": "adamw", "kwargs": {"weight_decay": 0.1}},
+        ]
+    ),
     "defense": st.sampled_from([[], {"name": "prune", "kwargs": {"ratio": 0.9}}]),
 }
 ROUND: dict[str, st.SearchStrategy[Any]] = {

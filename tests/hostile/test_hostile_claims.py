@@ -97,6 +97,7 @@ POSSIBLE: dict[str, Mutation] = {
     ),
     "largest rate": one_step(local_lr=1e9),
     "steps smaller than the batch": one_step(local_batch_size=1, local_epochs=3, local_momentum=0.99),
+    "an endless decay": one_step(local_optimizer={"name": "adamw", "kwargs": {"weight_decay": 1e9}}, local_lr=1e9),
     "another shape of as many values": known(input_shape=[16], normalization=None),
     "widest bounds": known(bounds=[-1e9, 1e9], normalization=[[1e9], [1e-9]]),
     "another loss": known(loss="mse"),

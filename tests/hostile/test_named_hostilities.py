@@ -79,6 +79,15 @@ HOSTILE: dict[str, tuple[Mutation, str]] = {
     # values out of range
     "bounds reversed": (known(bounds=[1, 0]), "the low bound below the high one, found 1.0 and 0.0"),
     "bounds not finite": (known(bounds=[0, float("inf")]), "at 'knowledge.bounds.1'"),
+    "an optimizer of no table": (known(local_optimizer={"name": "lion"}), "the name of a local optimizer"),
+    "a setting of no optimizer": (
+        known(local_optimizer={"name": "sgd", "kwargs": {"beta1": 0.5}}),
+        "settings of the local optimizer sgd",
+    ),
+    "an optimizer out of range": (
+        known(local_optimizer={"name": "adam", "kwargs": {"beta1": 1.5}}),
+        "beta1 to be a number from 0 up to",
+    ),
     "NaN": (known(local_momentum=float("nan")), "at 'knowledge.local_momentum'"),
     "normalization of two channels": (known(normalization=[[0, 0], [1, 1]]), "each of 1 channels"),
     "normalization by zero": (known(normalization=[[0], [0]]), "at 'knowledge.normalization.1.0'"),
@@ -243,10 +252,10 @@ def test_each_hostility_is_refused_in_a_sentence(
     assert fragment in str(caught.value)
     assert_sentence(caught.value)
     output = capture.parent / "output"
-    assert cli.main(["attack", str(capture), "--with", "dense-inversion", "-o", str(output)]) == 2
+    assert cli.main(["attack", str(capture), "--attack", "dense-inversion", "-o", str(output)]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err == f"fedprism: {caught.value}\n"
+    assert printed.err == f"error: {caught.value}\n"
     assert os.listdir(capture.parent) == before
 
 

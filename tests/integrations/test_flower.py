@@ -381,7 +381,7 @@ def test_the_example_app_records_what_its_server_sees(
         own.run_config.update(settings)
     server(grid, context)
     (capture,) = (tmp_path / "captures").iterdir()
-    assert f"fedprism attack {capture} --with dense-inversion" in capsys.readouterr().out
+    assert f"fedprism attack {capture} --attack dense-inversion" in capsys.readouterr().out
     assert len(fp.captures.load(capture).rounds) == 2 * settings["rounds"]
     assert ("samples-read-off" in {finding.check for finding in load_findings(capture)}) is not defended
 

@@ -16,11 +16,12 @@ import torch
 import fedprism as fp
 from fedprism.captures.growing import GrowingCapture
 from fedprism.errors import BadCapture, BadInput
+from fedprism.evaluation.residuals import residuals
 from fedprism.inspection import Severity
 from fedprism.integrations.arrays import named
 from fedprism.integrations.facts import FILE, CentralNoise, RoundFacts, plain_metrics, read_facts
 from fedprism.integrations.findings import effective_multiplier, findings, load_findings, save_findings
-from fedprism.integrations.leakage import LeakageLimit, Watch, labels_read, samples_read, unexplained
+from fedprism.integrations.leakage import LeakageLimit, Watch, labels_read, samples_read
 from fedprism.integrations.recording import Recording
 from fedprism.integrations.updates import Answer, Sent, round_of
 
@@ -259,14 +260,42 @@ def test_what_cannot_be_checked_is_unknown() -> None:
     assert labels_read(seen, dataclasses.replace(knowledge, loss="mse")) is None
 
 
-def test_the_part_outside_the_span() -> None:
-    rng = torch.Generator().manual_seed(0)
-    inputs, signals = torch.rand(2, 9, generator=rng), torch.rand(2, 6, generator=rng)
-    weight, bias = signals.T @ inputs, signals.sum(0)
-    assert unexplained(weight, bias, inputs) < 1e-6
-    assert unexplained(weight, bias, inputs[:1]) > 0.05
-    assert unexplained(torch.zeros(6, 9), torch.zeros(6), inputs) == 1.0
-    assert unexplained(weight, bias, torch.rand(6, 9, generator=rng)) == 1.0  # six inputs explain any six rows
+@pytest.mark.parametrize("size", [1, 4])
+@pytest.mark.parametrize("epochs", [1, 3])
+@pytest.mark.parametrize("told", [True, False])
+def test_steps_of_adam_are_not_mistaken_for_samples(size: int, epochs: int, told: bool) -> None:
+    """Their rows agree, because they are nearly signs; the sizes of their entries say nothing about samples."""
+    seen, knowledge = seen_round(size, protocol=fp.FedAvg(lr=1e-3, epochs=epochs, optimizer=fp.optimizers.Adam()))
+    if not told:
+        knowledge = dataclasses.replace(knowledge, local_optimizer=None)
+    assert not samples_read(seen, model(), knowledge)
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_signs_are_not_mistaken_for_samples(size: int) -> None:
+    seen, knowledge = seen_round(size, fp.defenses.SignCompression())
+    assert samples_read(seen, model(), knowledge) is None
+
+
+@pytest.mark.parametrize("defense", [None, fp.defenses.GaussianNoise(0.02), fp.defenses.GaussianNoise(100.0)])
+@pytest.mark.parametrize("size", [1, 4])
+def test_the_watch_and_the_report_judge_alike(size: int, defense: Any) -> None:
+    seen, knowledge = seen_round(size, defense)
+    observation = fp.Observation(model=model(), rounds=(seen,), knowledge=knowledge)
+    (judged,) = residuals(observation, fp.run(fp.attacks.dense_inversion(), observation))
+    assert bool(samples_read(seen, model(), knowledge)) is judged.recovered
+
+
+def test_the_client_whose_sample_was_read_off_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    hidden, knowledge = seen_round(1, fp.defenses.GaussianNoise(100.0))
+    open_, _ = seen_round(1)
+    (to_a, of_a), (to_b, of_b) = answers(hidden, "a"), answers(open_, "b")
+    recording = Recording(tmp_path / "run", model=model(), knowledge=knowledge, watch=Watch())
+    recording.add(facts(replied=("a", "b")), {**to_a, **to_b}, [*of_a, *of_b])
+    recording.wait()
+    assert "leakage 1.00 of samples of b" in caplog.text
+    (finding,) = [each for each in load_findings(tmp_path / "run") if each.check == "samples-read-off"]
+    assert "100% of the samples behind the update of b" in finding.sentence
 
 
 def test_the_watch_logs_and_stops(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Callable
@@ -14,7 +13,7 @@ import torch
 from torch import nn
 
 import fedprism as fp
-from fedprism.attacks import ATTACKS, inverting_gradients
+from fedprism.attacks import ATTACKS, GradientMatching, inverting_gradients
 from fedprism.errors import BadInput
 from report_pages import Page
 
@@ -139,9 +138,12 @@ def test_the_text_of_the_readme_ends_in_a_report_of_a_convolutional_network(
         return Message(RecordDict({"metrics": MetricRecord({"num-examples": 1, "loss": 1.0})}), reply_to=message)
 
     monkeypatch.chdir(tmp_path)
-    short = dataclasses.replace(inverting_gradients(), iterations=10)
-    monkeypatch.setitem(ATTACKS, "inverting-gradients", lambda: short)
-    monkeypatch.setattr("fedprism.attacks.gradient_matching.presets.inverting_gradients", lambda: short)
+
+    def short(**settings: Any) -> GradientMatching:
+        return inverting_gradients(**{**settings, "iterations": 10})
+
+    monkeypatch.setitem(ATTACKS, "inverting-gradients", short)
+    monkeypatch.setattr("fedprism.attacks.gradient_matching.presets.inverting_gradients", short)
     model = convolutional()
     names = {
         "model": model,

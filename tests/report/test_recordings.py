@@ -9,6 +9,7 @@ import pytest
 
 from fedprism import report
 from fedprism.errors import BadInput
+from fedprism.evaluation.residuals import READ_AS_SGD
 from fedprism.report import protocol
 from fedprism.report.comparing import Change, compare
 from fedprism.solvers.closed_form.dense import DenseStatus
@@ -37,8 +38,30 @@ def test_recordings_without_truth_have_residuals_and_no_score(tmp_path: Path) ->
         ),
         (
             {"residual": None, "statuses": [f"each client by itself; {DenseStatus.EXACT}"]},
-            "reproduce recorded updates",
-            f"(idlg on capture 1: run-1: {DenseStatus.EXACT})",
+            "cannot be compared",
+            "the ground truth of these recordings is not known",
+        ),
+        (
+            {
+                "residual": 0.003,
+                "updates": 3,
+                "explained": [
+                    {"client": "clinic", "round": 2, "residual": 0.004},
+                    {"client": "hospital", "round": 1, "residual": 0.003},
+                ],
+            },
+            "reproduce 2 of 3 recorded updates",
+            "hospital in round 1 (residual 0.003), clinic in round 2 (residual 0.004)",
+        ),
+        (
+            {
+                "residual": None,
+                "updates": 1,
+                "explained": [{"client": "clinic", "round": 2, "residual": None}],
+                "statuses": [f"done; {READ_AS_SGD}"],
+            },
+            "clinic in round 2 (confirmed by parts of the update)",
+            f"This rests on an assumption: {READ_AS_SGD}.",
         ),
     ],
 )

@@ -83,7 +83,7 @@ def test_large_tasks_pass_and_processes_use_one_thread() -> None:
 
 def test_a_task_that_takes_too_long_is_given_up() -> None:
     seen = outcomes(Processes(workers=2, timeout=4.0), mischief, ["sleep", "a", "b"])
-    assert seen == {0: Failure("the task was stopped after 4 seconds"), 1: "a", 2: "b"}
+    assert seen == {0: Failure("the task was stopped after 4 seconds", too_long=True), 1: "a", 2: "b"}
 
 
 def test_closing_stops_the_processes_and_keeps_what_was_yielded(tmp_path: Path) -> None:

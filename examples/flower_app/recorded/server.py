@@ -24,4 +24,4 @@ def main(grid: Grid, context: Context) -> None:
     )
     strategy = recorder.wrap(FedAvg(fraction_evaluate=0.0))
     strategy.start(grid=grid, initial_arrays=ArrayRecord(model.state_dict()), num_rounds=int(settings["rounds"]))
-    print(f"Recorded. Next: fedprism attack {recorder.folder} --with dense-inversion")
+    print(f"Recorded. Next: fedprism attack {recorder.folder} --attack dense-inversion")

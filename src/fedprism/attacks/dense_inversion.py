@@ -19,10 +19,11 @@ from torch.nn.functional import one_hot
 
 from fedprism import losses
 from fedprism.attacks.base import NO_DENSE_LAYER, Circumstances, UpdateAttack
-from fedprism.attacks.certificate import certified, explaining_labels, rounding_error
+from fedprism.attacks.certificate import can_contradict, certified, explaining_labels, only_signs, rounding_error
 from fedprism.attacks.gradient_matching.forward import FORWARD_USES
-from fedprism.client.observed import direction
+from fedprism.client.observed import adds_gradients, direction
 from fedprism.errors import NotApplicable
+from fedprism.naming import preset
 from fedprism.network.network_map import Activation, NetworkMap, network_map
 from fedprism.network.operations import Operation
 from fedprism.solvers.closed_form import dense, labels
@@ -70,7 +71,7 @@ class DenseInversion(UpdateAttack):
     def attack_update(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
         round = observation.round
         network = network_map(observation)
-        layer = network.fed_by_input()
+        layer = network.fed_by_input(round.update) or network.fed_by_input()
         if layer is None:
             raise NotApplicable(
                 "dense-inversion expects a dense layer fed by the input, found none in this model; "
@@ -83,7 +84,11 @@ class DenseInversion(UpdateAttack):
         answer = None
         if bool(bias_grad.any()):
             single = batch == 1
-            answer = _single(weight_grad, bias_grad) if single else _solve_stack(observation, gradient, network, batch)
+            answer = (
+                _single(weight_grad, bias_grad, counted=isinstance(size, int))
+                if single
+                else _solve_stack(observation, gradient, network, batch)
+            )
         if answer is None:
             answer = _rows(weight_grad, bias_grad, batch, self.floor)
         inputs = answer.inputs.to(weight_grad.dtype).view(-1, *observation.knowledge.sample_shape)
@@ -99,6 +104,7 @@ class DenseInversion(UpdateAttack):
         )
 
 
+@preset(DenseInversion)
 def dense_inversion() -> DenseInversion:
     """Direct inversion of the first dense layer."""
     return DenseInversion()
@@ -109,7 +115,7 @@ def _gradient(layer: Operation, gradient: Update) -> tuple[Tensor, Tensor]:
     if layer.bias is None or layer.bias not in gradient or layer.weight not in gradient:
         raise NotApplicable(
             f"dense-inversion expects the weight and the bias of '{layer.weight}' in the update, "
-            "found no bias; use gradient-matching instead."
+            f"found no {'bias' if layer.weight in gradient else 'weight'}; use gradient-matching instead."
         )
     return layer.rows(gradient), gradient[layer.bias]
 
@@ -121,20 +127,32 @@ def _status(
     labels: Tensor | None,
     gradient: tuple[Tensor, Tensor],
 ) -> dense.DenseStatus:
-    """What the whole update says about inputs that should explain it."""
-    if status not in CHECKED:
+    """What the whole update says about inputs that should explain it, and the layer about those that it confirms."""
+    if status is not dense.DenseStatus.NOT_INVERTIBLE and only_signs(gradient):
+        return dense.DenseStatus.SIGNS
+    if status in CHECKED:
+        explained = certified(observation, inputs, labels)
+        if explained:
+            return dense.DenseStatus.EXACT
+        if not can_contradict(observation, inputs) or (explained is None and len(inputs) >= len(gradient[1])):
+            return dense.DenseStatus.UNCHECKABLE
+        rounding = rounding_error(direction(observation.round))
+        if not len(inputs) or dense.outside(inputs.flatten(1), *gradient) > rounding:
+            return dense.DenseStatus.RESIDUAL
+        status = dense.DenseStatus.LAYER if explained is None else dense.DenseStatus.ELSEWHERE
+    elif status is not dense.DenseStatus.AGREED:
         return status
-    explained = certified(observation, inputs, labels)
-    if explained:
-        return dense.DenseStatus.EXACT
-    if not len(inputs) or dense.outside(inputs.flatten(1), *gradient) > rounding_error(direction(observation.round)):
-        return dense.DenseStatus.RESIDUAL
-    return dense.DenseStatus.LAYER if explained is None else dense.DenseStatus.ELSEWHERE
+    return status if adds_gradients(observation.round, observation.knowledge) else dense.DenseStatus.UNCONFIRMED
 
 
-def _single(weight_grad: Tensor, bias_grad: Tensor) -> _Answer:
-    """One sample: every row is a multiple of its input."""
-    return _Answer(dense.invert_single(weight_grad, bias_grad).unsqueeze(0), None, dense.DenseStatus.LAYER)
+def _single(weight_grad: Tensor, bias_grad: Tensor, *, counted: bool) -> _Answer:
+    """One sample: every row is a multiple of its input.
+
+    Unless it is known that there is one, rows of one size may be the mean of many: two classes send opposite errors.
+    """
+    told = counted or dense.differ_in_size(bias_grad[bias_grad != 0])
+    status = dense.DenseStatus.LAYER if told else dense.DenseStatus.UNDETERMINED
+    return _Answer(dense.invert_single(weight_grad, bias_grad).unsqueeze(0), None, status)
 
 
 def _solve_stack(observation: Observation, gradient: Update, network: NetworkMap, batch: int) -> _Answer | None:
@@ -235,6 +253,6 @@ def _rows(weight_grad: Tensor, bias_grad: Tensor, batch: int, floor: float) -> _
     """Inputs that rows agree on; failing that, the rows with the largest bias gradients, as many as samples."""
     strongest = bias_grad.abs().argsort(descending=True)[:MOST_COMPARED]
     rows = dense.invert_dense(weight_grad[strongest], bias_grad[strongest], floor=floor)
-    agreed = dense.agreeing_rows(rows)
+    agreed = dense.agreeing_rows(rows, bias_grad[strongest])
     chosen = agreed if agreed.status is dense.DenseStatus.AGREED else rows
     return _Answer(chosen.inputs[:batch], None, chosen.status)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import math
 import os
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,9 @@ from fedprism.models.factory import data_from, from_factory, function_from
 from fedprism.pixels import Normalization, to_inputs
 from fedprism.randomness import generator, seeded_layers
 from fedprism.types import Batch, LossFn, Observation
+
+BOUNDS_SLACK = 0.01
+"""Share of the range by which inputs may exceed their bounds: resized pictures do."""
 
 
 class Samples(Protocol):
@@ -99,6 +103,8 @@ class Setup:
     data_dir: Path | None = None
     allow_download: bool = False
     """Whether LPIPS may fetch its network. Data and models are never fetched."""
+    given: Materials | None = None
+    """What was handed over instead of named: such an audit runs in this process."""
     model: nn.Module | None = None
     """A model that is handed over, which captures are of that name none."""
     loss: LossFn | None = None
@@ -123,6 +129,8 @@ class Setup:
 
     def materials(self) -> Materials:
         """Loaded once per process."""
+        if self.given is not None:
+            return self.given
         global _LAST_LOADED
         key = (self.plan.model_dump_json(include={"model", "data"}), self.base, self.data_dir, self._file_times())
         if _LAST_LOADED is None or _LAST_LOADED[0] != key:
@@ -179,6 +187,20 @@ class Materials:
         assert self.samples is not None
         drawn = self.samples.batch(indices)
         return drawn if self.normalization is None else drawn.map(lambda t: to_inputs(t, self.normalization))
+
+    def other_bounds(self) -> tuple[float, float] | None:
+        """Bounds that samples of npz files and factories keep, if they do not keep those of the plan."""
+        if not isinstance(self.samples, ArraySet | OwnSet):
+            return None
+        tensors = tensors_of(self.samples.batch(range(len(self.samples))).inputs)
+        values = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
+        low = min((float(tensor.min()) for tensor in values), default=self.bounds[0])
+        high = max((float(tensor.max()) for tensor in values), default=self.bounds[1])
+        slack = BOUNDS_SLACK * (self.bounds[1] - self.bounds[0])
+        if self.bounds[0] - slack <= low and high <= self.bounds[1] + slack:
+            return None
+        digits = 10 ** max(0, 2 - math.floor(math.log10(high - low))) if high > low else 1
+        return math.floor(low * digits) / digits, math.ceil(high * digits) / digits
 
     def loss(self, name: str) -> str | LossFn:
         """A loss of the table by its name, or a user's own function."""

@@ -26,6 +26,11 @@ class Summary:
     closest: dict[str, float] = field(default_factory=dict)
     nulls: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     residuals: list[float] = field(default_factory=list)
+    """Of each seed, that of the update explained best."""
+    updates: int = 0
+    """How many updates were attacked one by one, with every seed."""
+    explained: dict[tuple[str | None, int, int], float | None] = field(default_factory=dict)
+    """Client, round and place in it of each update that its samples reproduce, and the least residual."""
     labels: list[bool] = field(default_factory=list)
     knowledge: frozenset[str] = frozenset()
     by_column: dict[str, list[float]] = field(default_factory=dict)
@@ -51,6 +56,7 @@ class Summary:
         self.knowledge = self.knowledge | set(record.knowledge_used)
         if record.residual is not None:
             self.residuals.append(record.residual)
+        self._add_updates(record.updates)
         scores = record.scores or {}
         if record.kind == "utility":
             self.accuracy, self.epsilon = record.accuracy, record.epsilon
@@ -76,6 +82,14 @@ class Summary:
                 if mean is not None:
                     self.nulls.setdefault(name, {}).setdefault(null, []).append(mean)
 
+    def _add_updates(self, updates: Sequence[Mapping[str, Any]]) -> None:
+        self.updates = max(self.updates, len(updates))
+        for place, each in enumerate(updates):
+            if each["recovered"]:
+                key = (each["client"], each["round"], place)
+                known = [value for value in (each["residual"], self.explained.get(key)) if value is not None]
+                self.explained[key] = min(known, default=None)
+
     @property
     def situation(self) -> str:
         return situation_key(self.cell)
@@ -90,7 +104,7 @@ class Summary:
 
     @property
     def residual(self) -> float | None:
-        return _mean(self.residuals) if self.residuals else None
+        return min(self.residuals, default=None)
 
     @property
     def metrics(self) -> dict[str, Figure]:
@@ -127,6 +141,11 @@ class Summary:
             "answered": self.answered,
             "labels_leaked": _mean(list(map(float, self.labels))) if self.labels else None,
             "residual": self.residual,
+            "updates": self.updates,
+            "explained": [
+                {"client": client, "round": round, "residual": residual}
+                for (client, round, _), residual in self.explained.items()
+            ],
             "accuracy": self.accuracy,
             "accuracies": self.accuracies,
             "interval": self.interval,
@@ -156,15 +175,14 @@ def summarised(records: Iterable[Outcome]) -> list[Summary]:
 def title(cell: Mapping[str, Any]) -> str:
     """A configuration in a line."""
     if cell["kind"] == "utility":
-        return f"utility, {_defense(cell)}, {cell['loss']}"
+        return f"utility, {defense_title(cell)}, {cell['loss']}"
     if cell["kind"] == "capture":
         return f"{cell['attack']} on capture {cell['capture']}"
     subject = "ceiling" if cell["kind"] == "ceiling" else cell["attack"]
     clients = "1 client" if cell["clients"] == 1 else f"{cell['clients']} clients"
     protocol = str(cell["protocol"]).removesuffix("()")
-    return (
-        f"{subject}, {cell['threat']}, {_defense(cell)}, {clients} of {cell['batch_size']}, {protocol}, {cell['loss']}"
-    )
+    setting = (cell["threat"], defense_title(cell), f"{clients} of {cell['batch_size']}", protocol, cell["loss"])
+    return ", ".join((subject, *map(str, setting)))
 
 
 def situation_title(cell: Mapping[str, Any]) -> str:
@@ -172,8 +190,10 @@ def situation_title(cell: Mapping[str, Any]) -> str:
     return title({**cell, "attack": "", "settings": ""}).removeprefix(", ").removeprefix(" on ")
 
 
-def _defense(cell: Mapping[str, Any]) -> str:
-    return "no defense" if cell["defense"] == "none" else str(cell["defense"])
+def defense_title(cell: Mapping[str, Any]) -> str:
+    """What a configuration is defended by; updates of a capture have what was done when they were recorded."""
+    defense = cell.get("defense", "as recorded")
+    return "no defense" if defense == "none" else str(defense)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -57,8 +57,6 @@ T = TypeVar("T")
 GROUPED_FIELDS = ("labels", "public_data", *UPDATE_FIELDS)
 """Knowledge of several tensors, written as `field.part`."""
 
-IGNORED_LABEL = -100
-"""The label of tokens and pixels that torch's cross-entropy leaves out."""
 MOST_CLASSES = 2**31
 """Classes that labels may speak of where nobody knows how many there are."""
 
@@ -374,12 +372,12 @@ def _read_defense(entry: DefenseEntry) -> Defense:
 
 
 def _read_optimizer(entry: OptimizerEntry) -> LocalOptimizer:
-    kind = row(OPTIMIZERS, entry.name, "optimizer")
+    kind = row(OPTIMIZERS, entry.name, "local optimizer")
     try:
         return kind(**entry.kwargs)
     except TypeError as error:
         raise BadCapture(
-            f"expected settings of the optimizer {entry.name}, found {shown(entry.kwargs)}; correct "
+            f"expected settings of the local optimizer {entry.name}, found {shown(entry.kwargs)}; correct "
             "knowledge.local_optimizer."
         ) from error
 
@@ -471,7 +469,7 @@ def _check_labels(labels: Tensor, batch_size: int | None, classes: int | None, l
     if loss not in (None, "cross_entropy", "softmax_mse"):  # numbers to be predicted, or yes and no
         fits = labels.dim() >= 1
     elif labels.dim() > 1 and not labels.is_floating_point():  # one class for each token or pixel
-        counted = labels[labels != IGNORED_LABEL]
+        counted = labels[labels != losses.IGNORED_LABEL]
         fits = not counted.numel() or (int(counted.min()) >= 0 and int(counted.max()) < (classes or MOST_CLASSES))
     elif labels.dim() > 2:
         fits = bool((labels >= 0).all())

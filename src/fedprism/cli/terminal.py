@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,21 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+@dataclass
+class Printing:
+    """What the options that all commands share ask for: set anew by each command."""
+
+    quiet: bool = False
+    verbose: bool = False
+    json: bool = False
+
+
+PRINTING = Printing()
+
+
 def complain(sentence: str, code: int = 2) -> int:
     """Print one line. File names and captures may hold anything: control characters do not reach the terminal."""
-    print("fedprism:", printable(" ".join(sentence.split())), file=sys.stderr)
+    print("error:", printable(" ".join(sentence.split())), file=sys.stderr)
     return code
 
 
@@ -35,22 +48,23 @@ def console_for(*, stderr: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     if isinstance(stream, TextIOWrapper):
         stream.reconfigure(errors="replace")
-    return Plain(stderr=stderr, markup=False, highlight=False, emoji=False)
+    return Plain(stderr=stderr, markup=False, highlight=False, emoji=False, quiet=stderr and PRINTING.quiet)
 
 
-@contextmanager
-def progress_bar() -> Iterator[Callable[[str], None]]:
-    """A progress bar on stderr where that is a terminal; call what it yields to name what is being done."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+def answer(data: Any, lines: Callable[[], Iterable[Any]]) -> None:
+    """Print the result of a command: `data` as JSON if that was asked for, else lines for a person."""
+    if PRINTING.json:
+        from fedprism.files.json_text import as_json
 
+        sys.stdout.write(as_json(data).decode())
+        return
+    console = console_for()
+    for line in lines():
+        console.print(line, soft_wrap=isinstance(line, str))
+
+
+def progress_bar() -> AbstractContextManager[Callable[[str], None]]:
+    """A progress bar on stderr if that is a terminal; call what it yields to name what is being done."""
     from fedprism.runtime import progress
 
-    console = console_for(stderr=True)
-    if not console.is_terminal:
-        yield lambda title: None
-        return
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=None)
-        with progress.listening(lambda done, total: bar.update(task, completed=done, total=total)):
-            yield lambda title: bar.reset(task, description=title, total=None)
+    return nullcontext(lambda title: None) if PRINTING.quiet else progress.showing(console=console_for(stderr=True))

@@ -130,8 +130,9 @@ class _Training:
         """How many clients who hold such data to train at once."""
         size = len(data)
         step = min(size, self.protocol.batch_size or size) if isinstance(self.protocol, FedAvg) else size
-        # Parameters before, during and after a step, gradient, what the optimizer keeps; activations, their gradients and work space.
-        kept = self.protocol.optimizer.tensors_kept if isinstance(self.protocol, FedAvg) else 0
+        # Parameters before, during and after a step, gradient and what the optimizer keeps; then activations, their
+        # gradients and work space.
+        kept = self.protocol.optimizer.tensors_kept if isinstance(self.protocol, FedAvg) else 1
         values = (5 + kept) * sum(p.numel() for p in self.start.values()) + 3 * step * self._activations(data)
         values += values_in(data.inputs) + 2 * step * values_in(data[:1].inputs)
         bytes_each = first_tensor(data.inputs).element_size()

@@ -40,7 +40,7 @@ def adds_gradients(round: Round, knowledge: Knowledge) -> bool | None:
 
 
 def is_batch_gradient(round: Round, knowledge: Knowledge) -> bool:
-    """Whether the update may be a multiple of one gradient: clients sent it, or each is known to have taken one step."""
+    """Whether the update may be a multiple of one gradient: clients sent it, or each took one step, as is known."""
     if round.kind == "gradient":
         return True
     return adds_gradients(round, knowledge) is not False and local_steps(round, knowledge) == 1
@@ -91,6 +91,8 @@ def moved_by_decay(round: Round, knowledge: Knowledge) -> Update:
     start = {name: round.params[name].detach() for name in round.update}
     nothing = {name: torch.zeros_like(p) for name, p in start.items()}
     moved = trained_update(start, lambda *_: nothing, [torch.empty(0)] * steps, protocol)
+    if not all(bool(torch.isfinite(tensor).all()) for tensor in moved.values()):
+        return {}
     clients = round.clients if round.reduction == "sum" else 1
     return {name: clients * tensor.detach() for name, tensor in moved.items()}
 

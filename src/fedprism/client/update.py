@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
+from fedprism.checks import shown
 from fedprism.client.batch_parts import bytes_kept, part_size
 from fedprism.client.refusing import refusal
 from fedprism.defenses.base import Chain, Context, Defense
-from fedprism.checks import shown
 from fedprism.errors import BadInput
 from fedprism.inputs import Inputs, arguments, first_tensor, map_tensors, outputs_of, tensors_of, values_in
 from fedprism.optimizers import OPTIMIZERS, SGD, LocalOptimizer, State
@@ -147,7 +147,7 @@ def step_gradient(
 ) -> Update:
     """The gradient of one local step on the samples that the context names, as far as a defense lets it through.
 
-    `held` are the frozen parameters and the buffers; `layout` is that of images in memory, as they are unless said.
+    `fixed` are the frozen parameters and the buffers; `layout` is that of images in memory, as they are unless said.
     """
     model, data, indices = context.model, context.batch, context.indices
     assert model is not None
@@ -191,7 +191,9 @@ def trained_update(
     state: State = {}
     for number, indices in enumerate(steps):
         step = gradient(end, indices, number)
-        end, state = protocol.optimizer.step(end, step, state, number=number, lr=protocol.lr, momentum=protocol.momentum)
+        end, state = protocol.optimizer.step(
+            end, step, state, number=number, lr=protocol.lr, momentum=protocol.momentum
+        )
         if not create_graph:
             end = {name: p.detach().requires_grad_() for name, p in end.items()}
             state = {kind: {name: t.detach() for name, t in tensors.items()} for kind, tensors in state.items()}
@@ -201,7 +203,7 @@ def trained_update(
 def batch_gradient(
     model: nn.Module, params: Update, fixed: Update | None, batch: Batch, loss: LossFn, create_graph: bool = False
 ) -> Update:
-    """The gradient of the loss of one batch; `held` are the frozen parameters and the buffers.
+    """The gradient of the loss of one batch; `fixed` are the frozen parameters and the buffers.
 
     None: the model is made of `params` already, which saves many small steps where it is asked again and again.
     """
@@ -248,6 +250,11 @@ def _gradient(
     except ValueError as error:
         raise BadInput(refusal(model, {**params, **(fixed or {})}, batch, error)) from error
     value = loss(outputs, batch.labels)
+    if not value.requires_grad:
+        raise BadInput(
+            "expected a loss that depends on trained parameters, found one without a gradient (all frozen, detached or "
+            "computed under no_grad); correct the model or the loss."
+        )
     grads = torch.autograd.grad(
         value, list(params.values()), create_graph=create_graph, allow_unused=True, materialize_grads=True
     )
@@ -257,7 +264,7 @@ def _gradient(
 def stacked_gradients(
     model: nn.Module, params: Update, fixed: Update, batch: Batch, loss: LossFn, create_graph: bool = False
 ) -> Update:
-    """The gradients of several clients, each with parameters of its own; only `held` has no dimension of clients."""
+    """The gradients of several clients, each with parameters of its own; only `fixed` has no dimension of clients."""
 
     def client_loss(current: dict[str, Tensor], x: Inputs, y: Tensor) -> Tensor:
         return loss(outputs_of(model, {**current, **fixed}, x), y)

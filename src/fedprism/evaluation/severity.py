@@ -11,8 +11,6 @@ from typing import ClassVar
 from pydantic import ConfigDict
 
 from fedprism.metrics import METRICS
-from fedprism.solvers.closed_form.dense import DenseStatus
-from fedprism.solvers.separation.exact_batch import ExactStatus
 
 TOKENS = ("tokens", "tokens-in-place")
 """Shares of whole numbers that came back: wherever they stand, and in their places."""
@@ -58,10 +56,6 @@ TRACES_SSIM = 0.2
 """Structural similarity of traces, and by how much traces and more must beat a guess."""
 TRACES_UPDATE = 0.5
 """Relative error of an update."""
-EXPLAINED_RESIDUAL = 0.05
-"""The part of an update that may be left unexplained by what is said to account for it."""
-OWN_CHECKS = (DenseStatus.EXACT, DenseStatus.LAYER, DenseStatus.AGREED, ExactStatus.EXACT, ExactStatus.CONFIRMED)
-"""Statuses of answers that an update bears out by itself, of a closed form and without any search."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,12 +123,6 @@ def severity(metrics: Mapping[str, Figure], *, all_answered: bool) -> Leak:
     if _in_traces(leaking) or (all_answered and any(_beyond_guess(name, f) for name, f in leaking.items())):
         return Leak.TRACES
     return Leak.GONE
-
-
-def explains(statuses: Iterable[str], residual: float | None) -> bool:
-    """Whether an answer accounts for a recording: by the residual, or by a check of the attack's own."""
-    checked = any(sentence in status for status in statuses for sentence in OWN_CHECKS)
-    return checked or (residual is not None and residual <= EXPLAINED_RESIDUAL)
 
 
 def _faithful(metrics: Mapping[str, Figure]) -> bool:

@@ -13,13 +13,13 @@ from typing import Any, ClassVar, Protocol
 
 from pydantic import ConfigDict
 
+from fedprism.display import html
+from fedprism.evaluation.residuals import EXPLAINED_RESIDUAL
 from fedprism.evaluation.severity import (
-    EXPLAINED_RESIDUAL,
     RECOGNISABLE_COLUMNS,
     TOKENS,
     Figure,
     Leak,
-    explains,
     number,
     severity,
     worst,
@@ -30,7 +30,15 @@ PROTECTED_BELOW = {"psnr": 16.0, "columns": RECOGNISABLE_COLUMNS}
 that of a recognisable one, 19 of 20 have more. Columns: what is called a recognisable row."""
 
 
-class Verdict(StrEnum):
+class _InNotebooks:
+    """Apart from the enumeration, whose own body may hold no name of this form."""
+
+    def _repr_html_(self: Any) -> str:
+        """The word and what it means, for notebooks."""
+        return html.lines([html.paragraph(f"{self.value.upper()}: {MEANING[self]}.")])
+
+
+class Verdict(_InNotebooks, StrEnum):
     """What an audit shows, worst first. Only PROTECTED is good news."""
 
     LEAKS = "leaks"
@@ -87,9 +95,9 @@ class Row(Protocol):
     @property
     def answered(self) -> int: ...
     @property
-    def statuses(self) -> Collection[str]: ...
-    @property
     def residual(self) -> float | None: ...
+    @property
+    def explained(self) -> Collection[Any]: ...
     @property
     def metrics(self) -> Mapping[str, Figure]: ...
     @property
@@ -116,7 +124,8 @@ def leak_of(row: Row) -> Leak:
     if not row.done:
         return Leak.UNTESTED
     if not row.metrics and not row.samples:
-        return Leak.EXPLAINED if explains(row.statuses, row.residual) else Leak.UNKNOWN
+        explained = row.explained or (row.residual is not None and row.residual <= EXPLAINED_RESIDUAL)
+        return Leak.EXPLAINED if explained else Leak.UNKNOWN
     return severity(row.metrics, all_answered=row.answered == row.samples)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from fedprism import runner
 from fedprism.attacks import Attack
 from fedprism.data.tabular import Column
 from fedprism.evaluation.columns import score_columns
-from fedprism.evaluation.residuals import residual
+from fedprism.evaluation.residuals import UpdateResidual, least, residuals
 from fedprism.evaluation.scoring import Match, match, score, score_updates
 from fedprism.experiments.outcome import Outcome
 from fedprism.files import json_text, pictures
@@ -44,7 +45,8 @@ class Judgement(NamedTuple):
     scores: dict[str, Any] | None
     baselines: Mapping[str, Mapping[str, float | None]] = {}
     """Mean score of each null baseline."""
-    residual: float | None = None
+    updates: tuple[UpdateResidual, ...] = ()
+    """What each update says about its own answer."""
     tensors: bytes | None = None
     """A safetensors file of what is kept of the answer."""
     seconds: float = 0.0
@@ -84,7 +86,7 @@ class Scoring:
         elif truth is not None and answer.updates is not None and truth.updates is not None:
             scores = summarised({"update-error": tuple(score_updates(answer, truth).values())})
         kept = _kept(setting.observation, answer, matched, self.kept)
-        return Judgement(scores, baselines, residual(setting.observation, answer), kept)
+        return Judgement(scores, baselines, residuals(setting.observation, answer), kept)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +112,8 @@ class Trial:
             cell=self.description,
             knowledge_used=tuple(sorted(answer.knowledge_used)),
             scores=judged.scores,
-            residual=judged.residual,
+            residual=least(judged.updates),
+            updates=tuple(map(dataclasses.asdict, judged.updates)),
             status=str(answer.status),
             seed=self.seed,
             versions=json_text.versions(),

@@ -80,7 +80,8 @@ def troubled(troubles: Sequence[str]) -> Iterator[Finding]:
     """What the recorder could not do, while the run went on."""
     if troubles:
         more = f" and {len(troubles) - 1} more" if len(troubles) > 1 else ""
-        sentence = f"this recording may lack something, because the recorder failed: {troubles[0][:MOST_LETTERS_OF_A_TROUBLE]}{more}"
+        first = troubles[0][:MOST_LETTERS_OF_A_TROUBLE]
+        sentence = f"this recording may lack something, because the recorder failed: {first}{more}"
         yield note("recorder-failed", "", sentence, {"troubles": len(troubles)})
 
 

@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from fedprism.captures.schema import MOST_MANIFEST_BYTES, Size, Strict
+from fedprism.captures.schema import MOST_MANIFEST_BYTES, Size
 from fedprism.errors import BadCapture
+from fedprism.files.strict import Strict
 
 FORMAT = "fedprism-findings/1"
 FILE = "findings.json"
@@ -43,7 +44,9 @@ class Leakage(Strict):
     """What cheap checks got out of one round; None where a check does not apply."""
 
     samples: Number | None = None
-    """Largest fraction of the samples behind an update that dense inversion reads off it."""
+    """Largest fraction of the samples behind an update that dense inversion recovers."""
+    client: Name | None = None
+    """Whose update that is, where it is one client's and any was recovered."""
     labels: Number | None = None
     """Largest fraction of the labels behind an update that follow from its signs."""
     norm: Number | None = None

@@ -23,7 +23,7 @@ MOST_ENTRIES = 2**20
 MOST_LISTED = 5
 """Names of metrics that a sentence lists."""
 MOST_LETTERS = 40
-"""Letters of each name of a metric that a sentence shows."""
+"""Letters of each name of a metric or client that a sentence shows."""
 SERVER_TOLERANCE = 1e-4
 """Relative excess over the clipping norm that is rounding error where the server itself clips."""
 CLIENT_TOLERANCE = 1e-3
@@ -204,13 +204,14 @@ def effective_multiplier(round_: RoundFacts) -> float | None:
 
 def leaking_rounds(rounds: Sequence[RoundFacts]) -> Iterator[Finding]:
     """What the checks after each round got out of it."""
-    watched = [(round_.leakage.samples, round_.index) for round_ in rounds if round_.leakage is not None]
-    leaking = [(fraction, index) for fraction, index in watched if fraction]
+    watched = [(round_.leakage, round_.index) for round_ in rounds if round_.leakage is not None]
+    leaking = [(leakage.samples, index, leakage.client) for leakage, index in watched if leakage.samples]
     if leaking:
-        fraction, index = max(leaking, key=lambda entry: entry[0])
+        fraction, index, client = max(leaking, key=lambda entry: entry[0])
+        whose = "one update" if client is None else f"the update of {client[:MOST_LETTERS]}"
         sentence = (
             f"in {len(leaking)} of {len(watched)} rounds samples could be read off an update without any search; in "
-            f"round {index} it was {fraction:.0%} of the samples behind one update"
+            f"round {index} it was {fraction:.0%} of the samples behind {whose}"
         )
         yield _serious("samples-read-off", sentence, rounds=len(leaking), share=fraction)
 

@@ -7,25 +7,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedprism.attacks.dense_inversion import dense_inversion
-from fedprism.client.observed import direction
+from fedprism.attacks.evidence import evidence
+from fedprism.client.observed import adds_gradients, direction
 from fedprism.errors import BadInput, FedprismError
 from fedprism.inspection import inspect
 from fedprism.integrations.facts import Leakage
-from fedprism.runner import run
-from fedprism.solvers.closed_form.dense import DenseStatus
+from fedprism.runner import placed, run
 from fedprism.solvers.closed_form.labels import CROWDED_RATIO, LabelStatus, label_counts
 from fedprism.types import Knowledge, Observation, Round, Update
 
 log = logging.getLogger("fedprism")
 
-EXPLAINING = (DenseStatus.EXACT, DenseStatus.LAYER, DenseStatus.ELSEWHERE, DenseStatus.RESIDUAL)
-"""Statuses of answers that may explain the gradient of the layer they feed; how much of it is computed."""
-EXPLAINED = 0.1
-"""Largest part of a layer's gradient that may lie outside the span of the inputs read off it."""
-
+MOST_LETTERS = 40
+"""Letters of a client's name that a message shows."""
 MOST_SAMPLES = 4096
 """Updates of more samples than this are not looked at: a layer tells hardly any of so many, and looking takes long."""
 
@@ -53,11 +50,13 @@ class Watch:
 
     def look(self, rounds: Sequence[Round], model: nn.Module | None, knowledge: Knowledge) -> Leakage:
         """What the checks get out of the updates of one round, the worst of them."""
-        samples = [part for round_ in rounds if (part := samples_read(round_, model, knowledge)) is not None]
+        read = [(part, round_) for round_ in rounds if (part := samples_read(round_, model, knowledge)) is not None]
+        samples, worst = max(read, key=lambda pair: pair[0], default=(None, None))
         labels = [part for round_ in rounds if (part := labels_read(round_, knowledge)) is not None]
         sent = {id(round_.params): round_.params for round_ in rounds}  # the same object for every client
         return Leakage(
-            samples=max(samples, default=None),
+            samples=samples,
+            client=_client(worst) if samples else None,
             labels=max(labels, default=None),
             norm=max((length(round_.update) for round_ in rounds), default=None),
             serious=sum(len(inspect(params).serious) for params in sent.values()),
@@ -66,14 +65,15 @@ class Watch:
     def judge(self, index: int, leakage: Leakage) -> None:
         """Log the leakage, and raise `LeakageLimit` where it is more than allowed."""
         samples, labels = ("unknown" if part is None else f"{part:.2f}" for part in (leakage.samples, leakage.labels))
+        whose = "" if leakage.client is None else f" of {leakage.client[:MOST_LETTERS]}"
         log.warning(
-            f"round {index}: leakage {samples} of samples, {labels} of labels; longest update "
+            f"round {index}: leakage {samples} of samples{whose}, {labels} of labels; longest update "
             f"{leakage.norm or 0.0:.3g}; {leakage.serious} serious findings on the model sent"
         )
         if self.stop_above is not None and (leakage.samples or 0.0) > self.stop_above:
             raise LeakageLimit(
-                f"expected at most {self.stop_above:.0%} of the samples to be readable from an update, found {samples} "
-                f"in round {index}; the run is stopped: add a defense, or larger batches."
+                f"expected at most {self.stop_above:.0%} of the samples to be readable from an update, found {samples}"
+                f"{whose} in round {index}; the run is stopped: add a defense, or larger batches."
             )
         if self.stop_on_findings and leakage.serious:
             raise LeakageLimit(
@@ -82,41 +82,33 @@ class Watch:
             )
 
 
+def _client(round_: Round | None) -> str | None:
+    """Whose update it is, where that is one client and known."""
+    return round_.participants[0] if round_ is not None and round_.participants and round_.clients == 1 else None
+
+
 def samples_read(round_: Round, model: nn.Module | None, knowledge: Knowledge) -> float | None:
-    """The fraction of the samples behind an update that dense inversion reads off it; None where it does not apply."""
+    """The fraction of the samples behind an update that dense inversion recovers, by the rule of reports.
+
+    None where it does not apply, or nobody can tell.
+    """
     size = sum(round_.examples) if round_.examples is not None else knowledge.batch_size
     if model is None or knowledge.input_shape is None or not isinstance(size, int) or size > MOST_SAMPLES:
         return None
     known = replace(knowledge, batch_size=size, labels=None)
+    observation = Observation(model=model, rounds=(round_,), knowledge=known)
     try:
-        reconstruction = run(dense_inversion(), Observation(model=model, rounds=(round_,), knowledge=known))
+        reconstruction = run(dense_inversion(), observation)
     except (FedprismError, RuntimeError, TypeError, ValueError) as error:
         # Refusals are unknowns; so is a model that cannot be called with one batch: a check must not end a run.
         log.info("dense inversion does not apply: %s", error)
         return None
     if reconstruction.inputs is None or len(reconstruction.inputs) == 0:
         return 0.0
-    fraction = min(1.0, len(reconstruction.inputs) / size)
-    if reconstruction.status == DenseStatus.AGREED:
-        return fraction
-    if reconstruction.status not in EXPLAINING:
-        return 0.0
-    layer = reconstruction.diagnostics["layer"]
-    missed = unexplained(
-        round_.update[layer], round_.update[f"{layer.removesuffix('weight')}bias"], reconstruction.tensor.flatten(1)
-    )
-    return fraction * (1 - missed) if missed <= EXPLAINED else 0.0
-
-
-def unexplained(weight_grad: Tensor, bias_grad: Tensor, inputs: Tensor) -> float:
-    """The part of a layer's gradient outside the span of the inputs (samples, features), relative to all of it."""
-    gradient = torch.cat([weight_grad, bias_grad.unsqueeze(1)], 1).double()
-    rows = torch.cat([inputs, inputs.new_ones(len(inputs), 1)], 1).to(gradient)
-    if len(rows) >= min(gradient.shape):
-        return 1.0
-    basis = torch.linalg.qr(rows.T)[0]
-    total = torch.linalg.vector_norm(gradient)
-    return float(torch.linalg.vector_norm(gradient - gradient @ basis @ basis.T) / total) if total > 0 else 1.0
+    found = evidence(placed(observation, frozenset(observation.granted()), torch.device("cpu")), reconstruction)
+    if found.recovered:
+        return min(1.0, found.samples / size)
+    return None if found.residual is None else 0.0
 
 
 def labels_read(round_: Round, knowledge: Knowledge) -> float | None:
@@ -127,7 +119,10 @@ def labels_read(round_: Round, knowledge: Knowledge) -> float | None:
         return None
     if len(round_.update[last]) < CROWDED_RATIO * size:
         return 0.0
-    return float(label_counts(direction(round_)[last].double(), size).status is LabelStatus.TRUSTED)
+    gradient = direction(round_, replace(knowledge, batch_size=size))[last].double()
+    if adds_gradients(round_, knowledge):
+        return float(label_counts(gradient, size).status is LabelStatus.TRUSTED)
+    return float(int((gradient < 0).sum()) == size)  # sizes count labels only in sums of gradients; signs always tell
 
 
 def length(update: Update) -> float:

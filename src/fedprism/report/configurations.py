@@ -24,6 +24,8 @@ LABELS = {
 }
 """Names of metrics in the report, where they differ from those in plans."""
 NO_DEFENSE = "none"
+MOST_NAME = 1000
+"""Characters of a client's name: what a recording may hold."""
 SETTING = ("clients", "batch_size", "protocol", "loss")
 
 
@@ -50,6 +52,14 @@ class TestedSetting(_Shown):
     capture: str = ""
 
 
+class ExplainedUpdate(_Shown):
+    """A recorded update that the samples read off it reproduce."""
+
+    client: Annotated[str, Field(max_length=MOST_NAME)] | None
+    round: int
+    residual: float | None
+
+
 class Configuration(_Shown):
     """Cells that differ in nothing but the seed."""
 
@@ -68,6 +78,10 @@ class Configuration(_Shown):
     answered: Count
     labels_leaked: float | None
     residual: float | None
+    updates: Count = 0
+    """How many updates were attacked one by one."""
+    explained: tuple[ExplainedUpdate, ...] = ()
+    """Those that the samples read off them reproduce."""
     accuracy: float | None
     accuracies: tuple[float, ...] = ()
     """Of each seed."""

@@ -35,6 +35,8 @@ class Failure:
     """What became of a task that gave no result, in a sentence."""
 
     reason: str
+    too_long: bool = False
+    """Whether it was stopped because its time was over."""
 
 
 Outcomes: TypeAlias = Generator[tuple[int, Result | Failure], None, None]
@@ -196,7 +198,7 @@ class _Worker:
 
     def give_up(self, limit: float) -> Failure:
         self.stop()
-        return Failure(f"the task was stopped after {limit:g} seconds")
+        return Failure(f"the task was stopped after {limit:g} seconds", too_long=True)
 
     def stop(self) -> None:
         self.process.kill()

@@ -26,13 +26,18 @@ class _Tokens(NamedTuple):
     unknown: tuple[Literal["places", "counts", "samples"], ...] = ()
 
 
-def read_text(observation: Observation, gradient: Update, coded: Coded, lookup: Lookup, used: Used) -> list[Answer]:
-    """The tokens, in their places where the gradient of the positions tells them; several readings of other entries."""
+def read_text(
+    observation: Observation, gradient: Update, coded: Coded, lookup: Lookup, used: Used, *, summed: bool
+) -> list[Answer]:
+    """The tokens, in their places where the gradient of the positions tells them; several readings of other entries.
+
+    summed: whether a row that was used several times has the sum of their gradients, which is what counting needs.
+    """
     size, places = observation.knowledge.batch_size, len(lookup.entries)
     samples = size if isinstance(size, int) else None
     tokens = (
         _in_order(gradient, coded.network, lookup, used)
-        or _counted(lookup, used, samples)
+        or (_counted(lookup, used, samples) if summed else None)
         or _unordered(lookup, used, samples)
     )
     known = tokens.rows != UNKNOWN
@@ -71,7 +76,7 @@ def _in_order(gradient: Update, network: NetworkMap, lookup: Lookup, used: Used)
 def _counted(lookup: Lookup, used: Used, samples: int | None) -> _Tokens | None:
     """Samples whose places all get the same error."""
     places, padding = len(lookup.entries), _padding(lookup)
-    counts = counts_of_samples(used.gradients, places if padding == UNKNOWN else None, samples)
+    counts = counts_of_samples(used.gradients, places if padding == UNKNOWN else None, samples, used.rounding)
     if counts is None or int(counts.sum(1).max()) > places:
         return None
     texts = [used.rows.repeat_interleave(each) for each in counts]

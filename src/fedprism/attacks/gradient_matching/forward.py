@@ -178,6 +178,16 @@ def forward_model(
     )
 
 
+def likely_forward(observation: Observation) -> Forward:
+    """The client's training as far as it is known; a delta of unknown training is read as one gradient step."""
+    try:
+        return forward_model(observation, observation.round)
+    except MissingKnowledge as missing:
+        if missing.field in ("loss", "model"):
+            raise
+        return forward_model(observation, observation.round, unroll=False)
+
+
 def repeatable_defense(defense: Defense, round: Round) -> Defense:
     """The parts of a defense that an attacker can repeat; pruning of one client's update as it can be followed.
 

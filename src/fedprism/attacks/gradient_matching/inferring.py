@@ -15,8 +15,9 @@ from torch.func import functional_call
 from fedprism import losses
 from fedprism.attacks.gradient_matching.forward import input_box
 from fedprism.client.batchnorm import buffers_of
-from fedprism.client.observed import direction
+from fedprism.client.observed import adds_gradients, direction
 from fedprism.errors import NotApplicable
+from fedprism.inputs import is_single
 from fedprism.network.network_map import NetworkMap
 from fedprism.randomness import generator, seeded_layers
 from fedprism.solvers.closed_form.labels import LabelRecovery, label_counts, sole_label
@@ -48,6 +49,11 @@ def inferred_labels(observation: Observation, round: Round, batch: int, network:
     class_grad = gradient[last.bias or ""] if has_bias else last.rows(gradient).sum(1)
     if round.kind == "delta" and int((class_grad < 0).sum()) > batch >= int((class_grad > 0).sum()) > 0:
         class_grad = -class_grad  # no batch makes so many classes negative: the parameters after were subtracted
+    if adds_gradients(round, observation.knowledge) is False and int((class_grad < 0).sum()) != batch:
+        raise NotApplicable(
+            "inferring labels of clients that train with Adam expects a class per sample, found that some classes "
+            'occur several times; set labels="joint" or grant the labels.'
+        )
     predicted, crowded = None, len(class_grad) < COUNTING_RATIO * batch
     if crowded and has_bias and sole_label(last.rows(gradient)) is None:
         predicted = _mean_prediction(observation, round)
@@ -62,7 +68,9 @@ def inferred_labels(observation: Observation, round: Round, batch: int, network:
 
 def _mean_prediction(observation: Observation, round: Round) -> Tensor | None:
     """(classes,) the mean prediction for inputs that show nothing; None where it is not known what inputs are like."""
-    shape, box = observation.knowledge.sample_shape, input_box(observation)
+    known = observation.knowledge
+    box = input_box(observation) if known.input_shape is not None and is_single(known.input_shape) else None
+    shape = known.sample_shape if box is not None else ()
     if not shape or box is None:
         return None
     rng = generator(0, "made up")

@@ -32,6 +32,8 @@ SMALLEST_DIVISOR = 1e-12
 """Bias gradient, relative to the largest, that a row is divided by at least."""
 OUTVOTING_STEPS = 20
 """Steps of reweighting."""
+SAME_SIZE = 0.01
+"""Relative difference up to which rows have one size: far above rounding, far below the spread of errors."""
 LEAST_AGREEING = 2
 """Rows that mix several samples practically never do so in the same proportion: so many agree on single ones only."""
 
@@ -46,11 +48,17 @@ class DenseStatus(StrEnum):
         "the inputs explain the gradient of the layer they feed to rounding error, but the update recomputed from them "
         "as one gradient step is not the observed one"
     )
+    UNCHECKABLE = "the update holds too few numbers to check the inputs by: there are such inputs for any other update"
     ROWS = "each invertible row is the gradient-weighted mean of the samples that pass through it"
     AGREED = "each input is confirmed by at least two rows that agree on it"
+    UNCONFIRMED = (
+        "rows agree on each input, or the inputs explain the layer they feed, which confirms them only if clients sent "
+        "gradients or trained with SGD: their optimizer is not known"
+    )
+    SIGNS = "the entries of the layer's update have one size, as where only signs are sent: its rows tell no input"
     BLENDED = "some classes hold several samples; their rows are averages of these"
     RESIDUAL = "the inputs explain the gradient in part only: they are approximate, or none of the client's"
-    UNDETERMINED = "the gradient tells fewer samples apart than there are: other inputs would explain it as well"
+    UNDETERMINED = "the gradient tells fewer samples apart than there may be: other inputs would explain it as well"
     NOT_INVERTIBLE = "no row has a bias gradient to divide by"
 
 
@@ -237,8 +245,19 @@ def _misfit(fitted: Tensor, gradient: Tensor) -> float:
     return float(torch.linalg.vector_norm(missed) / torch.linalg.vector_norm(gradient))
 
 
-def agreeing_rows(inversion: DenseInversion, *, tolerance: float = 1e-4) -> DenseInversion:
-    """The inputs that at least two rows agree on, most confirmed first; `rows` names one row of each group."""
+def differ_in_size(values: Tensor) -> bool:
+    """Whether the largest and the smallest magnitude differ by more than SAME_SIZE."""
+    sizes = values.abs()
+    return len(sizes) > 1 and float(sizes.min()) < (1 - SAME_SIZE) * float(sizes.max())
+
+
+def agreeing_rows(inversion: DenseInversion, bias_grad: Tensor, *, tolerance: float = 1e-4) -> DenseInversion:
+    """The inputs that at least two rows agree on, most confirmed first; `rows` names one row of each group.
+
+    bias_grad: what the rows were divided by. Rows of one size do not count as several: where updates are rounded to a
+    few values, many small rows become the same. Different samples' errors never have one size.
+    """
+    sizes = bias_grad[inversion.rows]
     estimates = inversion.inputs
     gram = estimates @ estimates.T
     norms = gram.diagonal()
@@ -248,7 +267,9 @@ def agreeing_rows(inversion: DenseInversion, *, tolerance: float = 1e-4) -> Dens
     free = torch.ones(len(estimates), dtype=torch.bool, device=estimates.device)
     for row in agree.sum(1).argsort(descending=True).tolist():
         group = agree[row] & free
-        if free[row] and int(group.sum()) >= LEAST_AGREEING:
+        if not free[row] or int(group.sum()) < LEAST_AGREEING:
+            continue
+        if differ_in_size(sizes[group]):
             inputs.append(estimates[group].mean(0))
             rows.append(int(inversion.rows[row]))
             free &= ~group
