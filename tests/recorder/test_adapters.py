@@ -13,7 +13,7 @@ import torch
 import fedprism as fp
 
 PAGE = (Path(__file__).parents[2] / "docs" / "flower.md").read_text()
-LocalTensor = namedtuple("LocalTensor", ["col_name", "tensor", "weight"])  # noqa: PYI024 (OpenFL's own form)
+LocalTensor = namedtuple("LocalTensor", ["col_name", "tensor", "weight"])
 
 
 def written(name: str) -> Any:
