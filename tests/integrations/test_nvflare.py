@@ -165,3 +165,36 @@ def test_a_job_in_the_simulator_is_recorded(tmp_path: Path) -> None:
         (sent,), (update,) = seen.params.values(), seen.update.values()
         torch.testing.assert_close(sent.float(), start + 0.5 * seen.index)
         torch.testing.assert_close(update.float(), torch.full((2, 2), 0.5))
+
+
+def test_a_filter_is_told_what_attacks_need(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    known = {"input_shape": [1, 2, 3], "loss": "mse", "batch_size": 1, "bounds": [0, 1], "local_lr": 0.1}
+    known |= {"local_epochs": 1, "local_batch_size": 1, "local_optimizer": {"name": "adam"}}
+    server = Server(tmp_path / "run", knowledge=known)
+    server.sends(MODEL, 0)
+    server.receives(MODEL, DataKind.WEIGHTS, 0, "site-1")
+    server.ends()
+    told = fp.captures.load(tmp_path / "run").knowledge
+    assert (told.input_shape, told.loss, told.local_lr, told.local_optimizer) == (
+        (1, 2, 3),
+        "mse",
+        0.1,
+        fp.optimizers.Adam(),
+    )
+    assert "does not tell" not in caplog.text
+    with pytest.raises(fp.FedprismError, match="knowledge as a capture writes it"):
+        CaptureFilter(str(tmp_path / "other"), knowledge={"imput_shape": [1]})
+
+
+def test_nothing_that_a_filter_does_ends_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(tmp_path / "run")
+    sent = server.sends({"words": np.array(["no", "numbers"])}, 0)
+    assert list(sent["DXO"]["data"]) == ["words"]
+    server.sends(MODEL, 1)
+
+    def planted(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr("fedprism.integrations.nvflare.Recording", planted)
+    answer = server.receives(MODEL, DataKind.WEIGHTS, 1, "site-1")
+    assert list(answer["DXO"]["data"]) == list(MODEL)
