@@ -96,7 +96,7 @@ def records(folder: Path) -> list[dict[str, object]]:
 
 def test_a_text_model_is_audited_by_what_reads_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = plan(folder, "Text", "sentences")
-    code = main(["audit", str(path), "-o", str(folder / "audit")])
+    code = main(["audit", str(path), "-o", str(folder / "audit"), "-v"])
     out = capsys.readouterr()
     assert code in (0, 1), out.err
     assert "embedding-inversion" in out.out

@@ -166,7 +166,8 @@ def test_usual_values_are_tried_for_what_nobody_tells_and_are_named(tmp_path: Pa
         "1: run, assuming input_shape=(1, 8, 8) and loss=mse",
     }
     right, wrong = residuals.values()
-    assert right < wrong / 2
+    assert right is not None
+    assert wrong is None or right < wrong / 2  # no labels that it knows explain the wrong loss
     (told,) = [each for each in lay_out(prepare(plan)).skipped if "does not tell" in each.what]
     assert told.what == "what capture 1: run does not tell"
     assert told.why.startswith("input_shape and loss, which attacks need; bounds, with which they do better")

@@ -85,7 +85,7 @@ def test_recordings_are_compared_by_what_accounts_for_them(tmp_path: Path) -> No
 
 def test_nobody_knows_the_defense_of_a_recording(tmp_path: Path) -> None:
     scored = captured(metrics={"psnr": figure(40.0)}, samples=2, answered=2)
-    text = Page(report.render(plant(tmp_path, [scored], plan=CAPTURED))).text
+    text = Page(report.render(plant(tmp_path, [scored], plan=CAPTURED, weights="recorded weights"))).text
     assert "With recorded weights, private samples were recovered (idlg, by whoever holds the capture" in text
     assert "no defense" not in text.lower()
     assert "ithout a defense" not in text

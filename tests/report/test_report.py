@@ -195,7 +195,7 @@ def test_an_assessment_says_what_was_tested_assumed_and_left(tmp_path: Path) -> 
     part = text[text.index("Summary for a data-protection") : text.rindex("To repeat it")]
     tested = "fc2, random weights, simulated clients holding photos. 1 attack (dense-inversion) in 1 configuration,"
     assert tested in part, "what failed was not tested"
-    assert "Weights were drawn at random" in part
+    assert "The model had random weights, as before the first round" in part
     assert "1 combination left out, 0 cells that could not run and 2 cells that failed" in part
     assert "mkor : nobody tampers" in text
     assert "it burnt down" in text

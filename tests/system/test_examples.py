@@ -37,5 +37,5 @@ def test_example_runs(
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_example_is_short_and_says_what_it_does(path: Path) -> None:
     text = path.read_text()
-    assert len(text.splitlines()) <= 60
+    assert len(text.splitlines()) <= 62
     assert text.startswith('"""')

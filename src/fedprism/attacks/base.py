@@ -99,11 +99,11 @@ class UpdateAttack(Attack):
     @final
     def run(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
         if len(observation.rounds) == 1:
-            return self._answer(observation, rng)
+            return self._answer_if_summed(observation, rng)
         parts = split_updates(observation)
-        return joined_answers(parts, [self._answer(part, rng) for part in parts])
+        return joined_answers(parts, [self._answer_if_summed(part, rng) for part in parts])
 
-    def _answer(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
+    def _answer_if_summed(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
         summed = adds_gradients(observation.round, observation.knowledge)
         if summed is False and not self.reads_scaled_updates:
             optimizer = type(observation.knowledge.local_optimizer).__name__
