@@ -33,8 +33,14 @@ from pairwise_metrics import ssim_matrix  # noqa: E402
 from workloads.base import pictures, settle  # noqa: E402
 
 import fedprism as fp  # noqa: E402
-from fedprism.attacks import LBFGS, Attack, CocktailParty, GradientMatching, Labels  # noqa: E402
-from fedprism.attacks.base import joined  # noqa: E402
+from fedprism.attacks import (  # noqa: E402
+    LBFGS,
+    Attack,
+    CocktailParty,
+    GradientMatching,
+    Labels,
+    joined,
+)
 from fedprism.randomness import generator  # noqa: E402
 from fedprism.runtime import devices  # noqa: E402
 from fedprism.solvers import decode_mixtures, invert_features, label_counts, midpoint, recover_participation  # noqa: E402

@@ -349,9 +349,16 @@ def tampered_by(attack: Any, name: str, *, noise: float = 0.0, steps: int = 0) -
     return make
 
 
+def equation_20() -> fp.attacks.Mkor:
+    """MKOR's convolutions by the paper's equation 20 to the letter, which needs a dump class."""
+    disguise = fp.attacks.Disguise(beta=3.0, untouched=True)
+    return fp.attacks.Mkor(reference=fp.attacks.Reference.DUMP_CLASS, disguise=disguise)
+
+
 ATTACKS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "mkor": (fp.attacks.mkor, CHAINS),
     "mkor-inconspicuous": (fp.attacks.mkor_inconspicuous, CHAINS),
+    "mkor, equation 20": (equation_20, CHAINS),
     "imprint": (fp.attacks.imprint, ("fc2",)),
     "class-fishing": (fp.attacks.class_fishing, ("fc2", "lenet", "lenet5", "chain with batch norm")),
 }

@@ -2,6 +2,7 @@
 
     python benchmarks/inspection.py --tampered-seeds 3 --vgg16 -o benchmarks/results/inspection.json
     python benchmarks/inspection.py --quick
+    python benchmarks/inspection.py --only mkor --vgg16
 
 Models are looked at as a client without model code sees them: their parameters alone. Honest ones are fresh, trained on
 the embedded digits, pruned, quantised or half dead, a ResNet-18 on the embedded photographs, networks for far more
@@ -42,6 +43,7 @@ from inspected_models import (
     Cell,
     Hiding,
     digits,
+    equation_20,
     honest,
     tampered,
     tampered_by,
@@ -52,7 +54,7 @@ from other_kinds import other_kinds
 
 import fedprism as fp
 from fedprism.files.tensors import TensorFile, write_tensors
-from fedprism.inspection import inspect
+from fedprism.inspection import changed_shares, inspect
 from fedprism.inspection.jumps import jumps
 from fedprism.randomness import generator
 from fedprism.types import Update
@@ -220,6 +222,7 @@ def large(folder: Path) -> list[dict[str, Any]]:
         "mkor": fp.attacks.mkor(),
         "mkor, spare channels": fp.attacks.Mkor(blurred=True),
         "mkor-inconspicuous": fp.attacks.mkor_inconspicuous(),
+        "mkor, equation 20": equation_20(),
     }
     for name, attack in {"honest, fresh": None, "honest, trained": None, **traps}.items():
         model = fp.models.build("vgg16", classes=100, seed=0)
@@ -227,10 +230,14 @@ def large(folder: Path) -> list[dict[str, Any]]:
             train_vgg16(model)
         params = tensors(model)
         path = folder / "vgg16.safetensors"
-        write_tensors(path, params if attack is None else attack.tamper(model, params, generator(0))[0])
+        sent = params if attack is None else attack.tamper(model, params, generator(0))[0]
+        write_tensors(path, sent)
+        changed = {weight: share for weight, share in changed_shares(sent, params).items() if params[weight].dim() > 1}
         start = time.perf_counter()
         checks = sorted({finding.check for finding in inspect(TensorFile(path)).serious})
-        rows.append({"model": name, "serious": checks, "seconds": round(time.perf_counter() - start, 1)})
+        seconds = round(time.perf_counter() - start, 1)
+        shares = {weight: round(share, 4) for weight, share in changed.items() if attack is not None}
+        rows.append({"model": name, "serious": checks, "seconds": seconds, "changed": shares})
         path.unlink()
     return rows
 
@@ -241,6 +248,9 @@ def main() -> None:
     parser.add_argument("--tampered-seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=100, help="of training")
     parser.add_argument("--quick", action="store_true", help="one seed, little training, some of the cells")
+    parser.add_argument(
+        "--only", choices=[*ATTACKS], default=None, help="the rows of one attack, without honest models"
+    )
     parser.add_argument("--vgg16", action="store_true", help="also VGG-16 itself, fresh and trained: 3 GB of memory")
     parser.add_argument("-o", "--output", type=Path, default=None)
     options = parser.parse_args()
@@ -254,7 +264,10 @@ def main() -> None:
 
 def parts(options: argparse.Namespace) -> Iterator[tuple[str, Any]]:
     """What the result consists of, each part when it is done."""
-    yield from quick() if options.quick else measure(options.seeds, options.tampered_seeds, options.steps)
+    if options.only is not None:
+        yield from only(options.only, options)
+    else:
+        yield from quick() if options.quick else measure(options.seeds, options.tampered_seeds, options.steps)
     if options.vgg16:
         with tempfile.TemporaryDirectory() as folder:
             yield "vgg16", large(Path(folder))
@@ -268,6 +281,17 @@ def quick() -> Iterator[tuple[str, Any]]:
     """Every eighth cell: under ten seconds."""
     clean = counted(islice(innocent(2), 0, None, 8), 1)
     yield "totals", totals(clean, counted(islice(tampered(2), 0, None, 8), 1))
+
+
+def only(family: str, options: argparse.Namespace) -> Iterator[tuple[str, Any]]:
+    """The rows of one attack: how often it is found, and what it reads."""
+    cells = [cell for cell in tampered(options.steps) if cell[0] == family]
+    yield "tampered", (traps := counted(iter(cells), options.tampered_seeds))
+    yield "totals", totals([], traps)
+    yield "held out", counted(iter(cells), 1, HELD_OUT)
+    make, networks = ATTACKS[family]
+    readable = [reading(make(), networks[-1], noise, options.tampered_seeds) for noise in (*NOISES, None)]
+    yield "reads", {f"{family}, {networks[-1]}": readable}
 
 
 def measure(seeds: int, tampered_seeds: int, steps: int) -> Iterator[tuple[str, Any]]:

@@ -11,7 +11,7 @@ import fedprism as fp
 
 digits = fp.data.load("digits", size=16)
 model = fp.models.build("fc2", input_shape=(1, 16, 16), hidden=32, classes=10, seed=0)
-batch = digits.draw(2, torch.Generator().manual_seed(0), unique_labels=True)
+batch = digits.draw(2, seed=0, unique_labels=True)
 scenario = fp.Scenario(model=model, clients=[batch])
 observation, _ = fp.simulate(scenario, fp.threats.honest_but_curious, seed=0)
 

@@ -2,14 +2,12 @@
 
 import dataclasses
 
-import torch
-
 import fedprism as fp
 
 digits = fp.data.load("digits", size=16)
 model = fp.models.build("lenet", input_shape=(1, 16, 16), classes=10, seed=0)
 fp.models.uniform_(model, seed=0)
-batch = digits.draw(2, torch.Generator().manual_seed(2), unique_labels=True)
+batch = digits.draw(2, seed=2, unique_labels=True)
 
 # Two epochs on the whole batch. The server knows the settings and sees after minus before.
 protocol = fp.FedAvg(lr=0.1, epochs=2)

@@ -17,14 +17,14 @@ try:
     from flwr.serverapp.strategy import FedAvg
     from flwr.simulation import run_simulation
 
-    from fedprism.integrations import flower
+    from fedprism.integrations import Watch, flower, load_findings
 except (ImportError, fp.FedprismError):
     raise SystemExit(print('this example needs Flower: pip install "fedprism[flower]"')) from None
 
 photos = fp.data.load("photos", size=16)
 model = fp.models.build("fc2", input_shape=(3, 16, 16), hidden=64, classes=photos.classes, seed=0)
-known = fp.Knowledge(input_shape=(3, 16, 16), loss="cross_entropy", local_lr=0.1, local_epochs=1)
-batches = [photos.draw(2, torch.Generator().manual_seed(seed), unique_labels=True) for seed in range(3)]
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)  # as clients step
+batches = [photos.draw(2, seed=seed, unique_labels=True) for seed in range(3)]
 
 
 def train(message: Message, context) -> Message:
@@ -39,15 +39,18 @@ def train(message: Message, context) -> Message:
 
 
 def recorded(client: ClientApp, capture: Path) -> None:
+    recorder = fp.record(
+        capture, model=model, sample=batches[0].inputs[:1], loss="cross_entropy", optimizer=optimizer, watch=Watch()
+    )
+
     def main(grid, context):
-        strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=3, min_available_nodes=3)
-        strategy = flower.RecordingStrategy(strategy, capture, model=model, knowledge=known, watch=flower.Watch())
+        strategy = recorder.wrap(FedAvg(fraction_evaluate=0.0, min_train_nodes=3, min_available_nodes=3))
         strategy.start(grid=grid, initial_arrays=ArrayRecord(model.state_dict()), num_rounds=1)
 
     (server := ServerApp()).main()(main)
     run_simulation(server, client, num_supernodes=3, backend_config={"client_resources": {"num_cpus": 1}})
-    found = fp.run(fp.attacks.dense_inversion(), fp.captures.load(capture))
-    print(f"{capture.name}: {found.status}", *(f.sentence for f in flower.load_findings(capture)), sep="\n  ")
+    found = fp.run(fp.attacks.dense_inversion(), fp.captures.load(recorder.folder))
+    print(f"{capture.name}: {found.status}", *(f.sentence for f in load_findings(capture)), sep="\n  ")
 
 
 plain, defended = ClientApp(), ClientApp()

@@ -14,11 +14,11 @@ try:
     from flwr.server import LegacyContext, ServerApp, ServerConfig, strategy, workflow
     from flwr.simulation import run_simulation
 
-    from fedprism.integrations import flower
+    from fedprism.integrations import load_findings
 except (ImportError, fp.FedprismError):
     raise SystemExit(print('this example needs Flower: pip install "fedprism[flower]"')) from None
 
-photos, known = fp.data.load("photos", size=16), fp.Knowledge(input_shape=(3, 16, 16), loss="cross_entropy")
+photos = fp.data.load("photos", size=16)
 model = fp.models.build("fc2", input_shape=(3, 16, 16), hidden=32, classes=photos.classes, seed=0)
 
 
@@ -46,15 +46,16 @@ client = ClientApp(lambda node: Client(node.node_config["partition-id"]).to_clie
 first = ndarrays_to_parameters([tensor.numpy() for tensor in model.state_dict().values()])
 frozen = Frozen(min_fit_clients=4, min_available_clients=4, fraction_evaluate=0.0, initial_parameters=first)
 with tempfile.TemporaryDirectory() as place:
+    recorder = fp.record(f"{place}/run", model=model, sample=photos.batch([0]).inputs, loss="cross_entropy")
 
     def main(grid, context):
-        grid = flower.RecordingGrid(grid, f"{place}/run", model=model, knowledge=known)  # the one line to add
+        grid = recorder.wrap(grid)  # the line to add
         rounds = LegacyContext(context, ServerConfig(num_rounds=4), frozen)
         workflow.DefaultWorkflow(workflow.SecAggPlusWorkflow(3, 2, max_weight=1.0))(grid, rounds)
 
     (server := ServerApp()).main()(main)
     run_simulation(server, client, num_supernodes=4, backend_config={"client_resources": {"num_cpus": 1}})
     split = fp.then(fp.attacks.disaggregation(), fp.attacks.dense_inversion())
-    answer = fp.run(split, fp.captures.load(f"{place}/run"))
-    print(*(finding.sentence for finding in flower.load_findings(f"{place}/run")), answer.status, sep="\n")
+    answer = fp.run(split, fp.captures.load(recorder.folder))
+    print(*(finding.sentence for finding in load_findings(f"{place}/run")), answer.status, sep="\n")
 print("PSNR in dB:", [int(fp.metrics.psnr(answer.inputs, photos.batch([n] * 4).inputs).max()) for n in range(4)])

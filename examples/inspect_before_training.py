@@ -6,7 +6,7 @@ import fedprism as fp
 from fedprism.inspection import Suspicious, inspect
 
 photos = fp.data.load("photos", size=32)
-own = photos.draw(12, torch.Generator().manual_seed(0))
+own = photos.draw(12, seed=0)
 model = fp.models.build("lenet5", input_shape=(3, 32, 32), classes=photos.classes, seed=0)
 honest = {name: tensor.detach() for name, tensor in model.named_parameters()}
 

@@ -25,7 +25,7 @@ class SignOnly(Defense):
 
 photos = fp.data.load("photos", size=32)
 model = fp.models.build("fc2", input_shape=(3, 32, 32), hidden=64, classes=photos.classes, seed=0)
-batch = photos.draw(1, torch.Generator().manual_seed(0))
+batch = photos.draw(1, seed=0)
 threat = fp.threats.honest_but_curious.granting("defense")
 for defense in (fp.chain(), SignOnly(), fp.chain(fp.defenses.Prune(0.5), SignOnly())):
     scenario = fp.Scenario(model=model, clients=[batch], defense=defense)

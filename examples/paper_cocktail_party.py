@@ -4,14 +4,12 @@ The published objective (here 400 of its 25,000 steps), separation alone, and se
 same gradient of sixteen photographs; then what noise on the gradient changes.
 """
 
-import torch
-
 import fedprism as fp
 from fedprism.attacks import CocktailParty
 from fedprism_papers.cocktail_party.published_objective import CocktailObjective
 
 photos = fp.data.load("photos", size=32)
-batch = photos.draw(16, torch.Generator().manual_seed(0))
+batch = photos.draw(16, seed=0)
 model = fp.models.build("fc2", input_shape=(3, 32, 32), hidden=256, classes=100, seed=0)
 
 

@@ -24,7 +24,7 @@ model = nn.Sequential(
     nn.Linear(24 * 64, 10),
 )
 photos = fp.data.load("photos", size=16)
-batch = photos.draw(4, torch.Generator().manual_seed(0), unique_labels=True)
+batch = photos.draw(4, seed=0, unique_labels=True)
 
 
 def quality(attack: fp.attacks.GradientMatching, *granted: str, defense: fp.defenses.Defense | None = None) -> float:

@@ -1,4 +1,4 @@
-"""MKOR (Wang, Hugh, Li 2023): a server's own parameters turn a batch's gradient into images, one a class.
+"""MKOR (Wang, Velipasalar, Gursoy 2024): a server's own parameters turn a batch's gradient into images, one a class.
 
 What the same client gives away to a server that sends an honest model and to one that tampers; what repeated labels
 change; and what the client sees if it looks before it trains.
@@ -16,8 +16,8 @@ layers = [nn.Conv2d(3, 12, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(
 head = [nn.MaxPool2d(2), nn.Flatten(), nn.Linear(48 * 64, 64), nn.ReLU(), nn.Linear(64, 10)]
 model = nn.Sequential(*layers, *head)
 photos = fp.data.load("photos", size=32, crops=8)
-distinct = photos.draw(6, torch.Generator().manual_seed(0), unique_labels=True)
-repeated = photos.draw(9, torch.Generator().manual_seed(0))
+distinct = photos.draw(6, seed=0, unique_labels=True)
+repeated = photos.draw(9, seed=0)
 
 
 def attacked(server: Mkor, batch: fp.Batch) -> str:

@@ -205,3 +205,8 @@ def client_number(participant: str) -> int:
 def normalized_model() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))
+
+
+def recorded(what: Any, folder: Any, *, strategy: Any = None, **settings: Any) -> Any:
+    """A strategy or grid with a recorder whose own errors fail the test, and which waits for the disk."""
+    return fp.record(folder, **{"strict": True, **settings}).wrap(what, strategy=strategy)

@@ -17,7 +17,6 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, 
 from flwr.simulation import run_simulation
 
 import fedprism as fp
-from fedprism.integrations import flower
 from flower_runs import RATE, Frozen, fit_app, message_app, run_secure, small_model, start
 
 CLIENTS = 3
@@ -47,13 +46,13 @@ def simulate(folder: Path) -> None:
 
     @server.main()
     def main(grid: Grid, context: Context) -> None:
-        def recorded(strategy: Any, name: str) -> flower.RecordingStrategy:
-            return flower.RecordingStrategy(strategy, folder / name, model=small_model(), knowledge=known)
+        def recorded(what: Any, name: str) -> Any:
+            return fp.record(folder / name, model=small_model(), knowledge=known, strict=True).wrap(what)
 
         start(recorded(averaging(), "plain"), grid, 2)
         private = DifferentialPrivacyServerSideFixedClipping(averaging(), 0.5, 0.01, 10)
         start(recorded(private, "private"), grid, 1)
-        below = flower.RecordingGrid(grid, folder / "secure", model=small_model(), knowledge=known)
+        below = recorded(grid, "secure")
         run_secure(below, Cohorts(), context, 3, num_shares=1.0, reconstruction_threshold=1.0)
 
     resources = {"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": 1, "include_dashboard": False}}

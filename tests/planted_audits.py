@@ -103,6 +103,7 @@ def plant(
     seeds: Sequence[int] = (0, 1),
     gates: Sequence[Mapping[str, Any]] = (),
     verdict: str = "inconclusive",
+    weights: str = "random weights",
 ) -> Audit:
     """An audit of these configurations; `pictures` (count, channels, height, width) come back turned upside down."""
     for name in ("records", "samples", "clock"):
@@ -128,7 +129,7 @@ def plant(
         "versions": VERSIONS,
         "columns": None,
         "skipped": list(skipped),
-        "conclusion": {"verdict": verdict, "exit_code": 0, "sentences": [], "gates": list(gates)},
+        "conclusion": {"verdict": verdict, "weights": weights, "exit_code": 0, "sentences": [], "gates": list(gates)},
         "summary": list(entries),
         "records": records,
     }

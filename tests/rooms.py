@@ -11,9 +11,10 @@ VOCABULARY = (
 """Modules at the top of the package that say what everything else is about."""
 
 ABOVE_THE_WALL: dict[str, tuple[str, str]] = {
+    "display": ("how values show themselves: short text, tables and pictures for notebooks", ""),
     "vocabulary": (
         "what flows between the rooms: `types`, `errors`, `threats`, `losses`, `optimizers`, and small helpers",
-        "",
+        "display",
     ),
     "runtime": ("devices, processes, progress, memory, differentiating twice", "vocabulary"),
     "files": ("tensor files, results published in one step, JSON, locks, pictures", "vocabulary"),
@@ -28,17 +29,17 @@ ABOVE_THE_WALL: dict[str, tuple[str, str]] = {
     "runner": ("hands an attack only the knowledge it declares", "vocabulary runtime attacks"),
 }
 BELOW_THE_WALL: dict[str, tuple[str, str]] = {
-    "truth": ("what really happened, and its folder", "vocabulary files"),
+    "truth": ("what really happened, and its folder", "display vocabulary files"),
     "metrics": ("how close two pictures are", ""),
     "data": ("data sets by name", "vocabulary"),
     "models": ("networks by name, and those of a user's own", "vocabulary"),
     "simulation": (
         "federations: scenario, rounds, what a threat model sees",
-        "vocabulary runtime network defenses client truth",
+        "display vocabulary runtime network defenses client truth",
     ),
     "evaluation": (
         "scores, residuals, ceilings, baselines, and words for them",
-        "vocabulary runtime solvers defenses client attacks runner truth metrics data simulation",
+        "display vocabulary runtime solvers defenses client attacks runner truth metrics data simulation",
     ),
     "utility": ("accuracy and cost of a defense", "vocabulary runtime files defenses client"),
     "inspection": ("what a client sees in a model before it trains", "vocabulary files client"),
@@ -49,7 +50,7 @@ BELOW_THE_WALL: dict[str, tuple[str, str]] = {
     ),
     "experiments": (
         "trials, their outcomes, how they are run and kept",
-        "vocabulary runtime files attacks runner truth data evaluation",
+        "display vocabulary runtime files attacks runner truth data evaluation",
     ),
     "audit": (
         "plans, the grid, gates, results",
@@ -60,13 +61,20 @@ BELOW_THE_WALL: dict[str, tuple[str, str]] = {
     ),
     "report": (
         "one page, the comparison of two audits",
-        "vocabulary files data utility integrations evaluation experiments audit",
+        (
+            "display vocabulary runtime files defenses client attacks data evaluation utility integrations experiments "
+            "audit"
+        ),
+    ),
+    "recorder": (
+        "`fp.record`: attached to a run in three lines",
+        "vocabulary runtime files captures integrations audit report",
     ),
     "cli": (
         "one file per command",
         (
-            "vocabulary runtime files defenses attacks runner truth metrics data models evaluation inspection captures "
-            "audit report"
+            "display vocabulary runtime files defenses attacks runner truth metrics data models evaluation inspection "
+            "captures audit report"
         ),
     ),
 }

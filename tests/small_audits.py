@@ -31,5 +31,5 @@ def written(folder: Path, text: str = SMALL) -> Path:
 
 def sentence(capsys: pytest.CaptureFixture[str]) -> str:
     printed = capsys.readouterr().err
-    assert printed.count("fedprism: ") == 1
+    assert printed.count("error: ") == 1
     return printed.strip().splitlines()[-1]

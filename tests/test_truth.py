@@ -34,7 +34,7 @@ def test_round_trip(world: tuple[Path, Path, fp.Truth]) -> None:
 def test_the_command_scores_with_it(world: tuple[Path, Path, fp.Truth], tmp_path: Path) -> None:
     capture, folder, _ = world
     output = tmp_path / "out"
-    words = ["attack", str(capture), "--with", "dense-inversion", "--truth", str(folder), "-o", str(output)]
+    words = ["attack", str(capture), "--attack", "dense-inversion", "--truth", str(folder), "-o", str(output)]
     assert cli.main([*words, "--metrics", "psnr,lpips-alex"]) == 0
     scores = json.loads((output / "record.json").read_text())["scores"]
     assert min(scores["values"]["psnr"]) > 60
@@ -48,7 +48,7 @@ def test_bad_words_end_in_one_sentence(
     flag: list[str], world: tuple[Path, Path, fp.Truth], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "out"
-    assert cli.main(["attack", str(world[0]), "--with", "dense-inversion", "-o", str(output), *flag]) == 2
+    assert cli.main(["attack", str(world[0]), "--attack", "dense-inversion", "-o", str(output), *flag]) == 2
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
     assert not output.exists()
 

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import torch
 
 import fedprism as fp
-from fedprism.attacks import LBFGS, GradientMatching, Labels, TotalVariation
-from fedprism.attacks.base import joined
+from fedprism.attacks import LBFGS, GradientMatching, Labels, TotalVariation, joined
 from fedprism.metrics import psnr
 from fedprism_papers.mixing_gradients.side_by_side import SideBySide
 from workloads.base import Comparison, Conditions, matrix_rate, operations, pictures, timed

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedprism import (
         attacks,
-        audit,
         captures,
         client,
         data,
         defenses,
         errors,
         inspection,
+        integrations,
         losses,
         metrics,
         models,
@@ -36,13 +36,16 @@ if TYPE_CHECKING:
         types,
         utility,
     )
-    from fedprism.attacks.base import then
+    from fedprism.attacks.reduction import then
     from fedprism.client.update import FedAvg, FedSGD, local_update
     from fedprism.defenses.base import chain
     from fedprism.errors import FedprismError, MissingKnowledge, NotApplicable
     from fedprism.evaluation.ceiling import Ceiling, ceiling
     from fedprism.evaluation.residuals import residual
     from fedprism.evaluation.scoring import Scores, match, score, score_participation, score_updates
+    from fedprism.evaluation.showing import show
+    from fedprism.recorder import Recorder, record
+    from fedprism.report.auditing import audit
     from fedprism.runner import run
     from fedprism.simulation.federation import simulate
     from fedprism.simulation.scenario import Scenario
@@ -52,57 +55,24 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_MODULES = {
-    "attacks",
-    "audit",
-    "captures",
-    "client",
-    "data",
-    "defenses",
-    "errors",
-    "inspection",
-    "losses",
-    "metrics",
-    "models",
-    "optimizers",
-    "report",
-    "runtime",
-    "solvers",
-    "threats",
-    "types",
-    "utility",
-}
 _HOME = {
-    "then": "attacks.base",
-    "FedAvg": "client.update",
-    "FedSGD": "client.update",
-    "local_update": "client.update",
-    "chain": "defenses.base",
-    "FedprismError": "errors",
-    "MissingKnowledge": "errors",
-    "NotApplicable": "errors",
-    "Ceiling": "evaluation.ceiling",
-    "ceiling": "evaluation.ceiling",
-    "residual": "evaluation.residuals",
-    "run": "runner",
-    "Scenario": "simulation.scenario",
-    "simulate": "simulation.federation",
-    "ThreatModel": "threats",
-    "load_truth": "truth",
-    "save_truth": "truth",
-    "Truth": "truth",
-    "Scores": "evaluation.scoring",
-    "match": "evaluation.scoring",
-    "score": "evaluation.scoring",
-    "score_participation": "evaluation.scoring",
-    "score_updates": "evaluation.scoring",
-    "Batch": "types",
-    "Knowledge": "types",
-    "Observation": "types",
-    "Reconstruction": "types",
-    "Record": "types",
-    "Round": "types",
+    "attacks.reduction": ("then",),
+    "client.update": ("FedAvg", "FedSGD", "local_update"),
+    "defenses.base": ("chain",),
+    "errors": ("FedprismError", "MissingKnowledge", "NotApplicable"),
+    "evaluation.ceiling": ("Ceiling", "ceiling"),
+    "evaluation.residuals": ("residual",),
+    "evaluation.scoring": ("Scores", "match", "score", "score_participation", "score_updates"),
+    "evaluation.showing": ("show",),
+    "recorder": ("Recorder", "record"),
+    "runner": ("run",),
+    "simulation.federation": ("simulate",),
+    "simulation.scenario": ("Scenario",),
+    "threats": ("ThreatModel",),
+    "truth": ("Truth", "load_truth", "save_truth"),
+    "types": ("Batch", "Knowledge", "Observation", "Reconstruction", "Record", "Round"),
 }
+"""Where names are defined; all others are modules."""
 
 __all__ = [
     "Batch",
@@ -116,6 +86,7 @@ __all__ = [
     "Observation",
     "Reconstruction",
     "Record",
+    "Recorder",
     "Round",
     "Scenario",
     "Scores",
@@ -131,6 +102,7 @@ __all__ = [
     "defenses",
     "errors",
     "inspection",
+    "integrations",
     "load_truth",
     "local_update",
     "losses",
@@ -138,6 +110,7 @@ __all__ = [
     "metrics",
     "models",
     "optimizers",
+    "record",
     "report",
     "residual",
     "run",
@@ -146,6 +119,7 @@ __all__ = [
     "score",
     "score_participation",
     "score_updates",
+    "show",
     "simulate",
     "solvers",
     "then",
@@ -156,13 +130,14 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
+    if name not in __all__:
+        raise AttributeError(f"module 'fedprism' has no attribute '{name}'")
+    home = next((module for module, names in _HOME.items() if name in names), None)
+    if home is None:
         return importlib.import_module(f"fedprism.{name}")
-    if name in _HOME:
-        value = getattr(importlib.import_module(f"fedprism.{_HOME[name]}"), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module 'fedprism' has no attribute '{name}'")
+    value = getattr(importlib.import_module(f"fedprism.{home}"), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

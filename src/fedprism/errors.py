@@ -71,10 +71,12 @@ def told(error: BaseException) -> str:
 def users_place(error: BaseException) -> str | None:
     """The file and line of a user's own code that raised an error; None for an error of fedprism or of a library.
 
-    The innermost frame decides that is of no library.
+    The innermost frame decides that is of no library; what only watches over torch's functions is passed over.
     """
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
+        if frame.name == _WATCHING:
+            continue
         if _OF_FEDPRISM.intersection(path.parts) and (path.is_relative_to(_HERE) or _PAPERS in path.parts):
             return None
         if not (path.name.startswith("<") or _INSTALLED.intersection(path.parts) or path.is_relative_to(_STANDARD)):
@@ -84,6 +86,8 @@ def users_place(error: BaseException) -> str | None:
 
 _HERE = Path(__file__).resolve().parent
 _PAPERS = "fedprism_papers"
+_WATCHING = "__torch_function__"
+"""The method that torch calls in place of each of its functions, in fedprism's map of a network."""
 _OF_FEDPRISM = {"fedprism", _PAPERS}
 _INSTALLED = {"site-packages", "dist-packages"}
 _STANDARD = Path(sysconfig.get_paths()["stdlib"])

@@ -54,23 +54,23 @@ def first_tensor(inputs: Inputs) -> Tensor:
     return tensors_of(inputs)[0]
 
 
-def single_tensor(inputs: Inputs, reader: str = "this method") -> Tensor:
+def single_tensor(inputs: Inputs) -> Tensor:
     """The one tensor that a model is fed; where it is fed several, the sentence that says so."""
     if isinstance(inputs, Tensor):
         return inputs
     raise NotApplicable(
-        f"{reader} expects a model that is fed one tensor, found one that is fed {described(inputs)}; use a method "
+        f"this method expects a model that is fed one tensor, found one that is fed {described(inputs)}; use a method "
         "that reads such inputs."
     )
 
 
-def single_shape(shape: InputShape, reader: str = "this method") -> tuple[int, ...]:
+def single_shape(shape: InputShape) -> tuple[int, ...]:
     """The shape of one sample of a model that is fed one tensor."""
     if is_single(shape):
         return tuple(int(size) for size in shape)  # type: ignore[arg-type]
     raise NotApplicable(
-        f"{reader} expects a model that is fed one tensor, found one that is fed {len(shape)}; use a method that reads "
-        "such inputs."
+        f"this method expects a model that is fed one tensor, found one that is fed {len(shape)}; use a method that "
+        "reads such inputs."
     )
 
 

@@ -16,8 +16,14 @@ from torch import Tensor
 from fedprism.errors import BadInput
 from fedprism.types import LossFn, is_soft
 
+IGNORED_LABEL = -100
+"""The label of tokens and pixels that torch's cross-entropy leaves out."""
 OUTPUT_NAMES = ("logits", "out", "output", "prediction")
 """Names under which models return what the loss is for: those of transformers, torchvision's segmentation, others."""
+
+
+IGNORED_LABEL = -100
+"""The label of tokens and pixels that torch's cross-entropy leaves out."""
 
 
 def one_hot(labels: Tensor, like: Tensor) -> Tensor:
@@ -111,6 +117,17 @@ def resolve(loss: str | LossFn) -> LossFn:
     return LOSSES[loss]
 
 
+def takes_class_numbers(loss: str | LossFn, classes: int) -> bool:
+    """Whether a loss takes whole numbers for so many classes, found out by trying it on two samples."""
+    if classes < 2:
+        return False
+    try:
+        value: object = resolve(loss)(torch.zeros(2, classes), torch.tensor([0, classes - 1]))
+    except Exception:  # a loss of a user's own may raise anything where it is given labels of another kind
+        return False
+    return isinstance(value, Tensor) and value.numel() == 1
+
+
 def is_cross_entropy(loss: str | LossFn | None) -> bool:
     """Whether the loss is known to be cross-entropy."""
     return loss is not None and name_of(loss) == "cross_entropy"
@@ -125,7 +142,12 @@ def name_of(loss: str | LossFn) -> str | None:
 
 def classes_of(outputs: Tensor, labels: Tensor) -> int:
     """How many classes scores tell apart, for labels as `cross_entropy` takes them."""
-    return outputs.shape[-1 if outputs.dim() == 2 or _classes_last(outputs, labels) else 1]
+    return outputs.shape[class_dimension(outputs, labels)]
+
+
+def class_dimension(outputs: Tensor, labels: Tensor) -> int:
+    """In which dimension of scores the classes are, for labels as `cross_entropy` takes them."""
+    return outputs.dim() - 1 if outputs.dim() == 2 or _classes_last(outputs, labels) else 1
 
 
 def _classes_last(scores: Tensor, labels: Tensor) -> bool:

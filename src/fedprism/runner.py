@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -15,16 +16,23 @@ from fedprism.errors import BadInput, MissingKnowledge, NotApplicable
 from fedprism.inputs import InputShape, InputTypes, are_floating, blank_inputs, described, is_single
 from fedprism.randomness import generator, seeded_layers
 from fedprism.runtime import devices
+from fedprism.runtime.progress import showing
 from fedprism.types import Knowledge, Observation, Reconstruction, Round, Update, move
 
 
 def run(
-    attack: Attack, observation: Observation, *, seed: int = 0, device: str | torch.device | None = None
+    attack: Attack,
+    observation: Observation,
+    *,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    progress: bool = False,
 ) -> Reconstruction:
     """Run the attack. The observation is not changed; the result lies on the CPU.
 
     The attack is handed nothing but what it declares in `needs` and `uses`, so `knowledge_used` on the result is true
-    by construction. A need that the observation does not grant is a MissingKnowledge.
+    by construction. A need that the observation does not grant is a MissingKnowledge. With `progress`, a bar in the
+    notebook or on the terminal shows how far the attack is.
     """
     missing = attack.needs - observation.granted()
     if missing:
@@ -34,7 +42,7 @@ def run(
     local = placed(observation, declared, devices.pick(device))
     _check_finite(local)  # in the precision it is attacked in
     rng = generator(seed, "attack")
-    with seeded_layers(rng):
+    with seeded_layers(rng), showing(attack.name) if progress else nullcontext():
         reconstruction = attack.run(local, rng)
     on_cpu: Reconstruction = _on_cpu(reconstruction, {})
     return dataclasses.replace(on_cpu, knowledge_used=declared & observation.granted())

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from fedprism.display.words import ShortRepr
 from fedprism.errors import BadInput
+from fedprism.files.strict import Strict
 from fedprism.files.tensors import TensorFile, write_bytes
 from fedprism.inputs import Inputs, by_name, from_names, single_tensor, tensors_of
 from fedprism.types import Update
@@ -23,8 +25,8 @@ FILE = "truth.safetensors"
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Truth:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Truth(ShortRepr):
     """The private samples behind an observation, one row each, and whose they are.
 
     inputs in the model's input space and structure, each tensor (samples, ...); `bounds` and `normalization` turn one
@@ -50,10 +52,8 @@ class Truth:
         return single_tensor(self.inputs)
 
 
-class _About(BaseModel):
+class _About(Strict):
     """What lies beside the tensors, in the file's metadata."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     format: Literal["fedprism-truth/1"]
     owners: tuple[str, ...]

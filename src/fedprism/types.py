@@ -13,17 +13,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from fedprism.display.words import ShortRepr
 from fedprism.errors import NotApplicable
 from fedprism.inputs import Inputs as Inputs
 from fedprism.inputs import (
     InputShape,
     InputTypes,
     blank_inputs,
+    by_name,
     first_tensor,
     map_tensors,
     single_shape,
@@ -32,6 +35,7 @@ from fedprism.inputs import (
 )
 from fedprism.inputs import arguments as arguments
 from fedprism.optimizers import LocalOptimizer
+from fedprism.pixels import stretched
 
 Update: TypeAlias = Mapping[str, Tensor]
 """Parameter name -> tensor. May be a lazy view of an open file: read each tensor once and do not keep all of them."""
@@ -46,8 +50,8 @@ Ambiguity: TypeAlias = Literal["order", "sign", "scale", "places", "counts", "sa
 place of a sample each stands in, how often, or in which sample."""
 
 
-@dataclass(frozen=True)
-class Batch:
+@dataclass(frozen=True, repr=False)
+class Batch(ShortRepr):
     """What a client trains on: inputs, and labels (batch, ...) of whatever shape the loss takes.
 
     Inputs are one tensor (batch, *input_shape), a tuple or a dict of such tensors; floating point or whole numbers
@@ -74,12 +78,16 @@ class Batch:
     def __len__(self) -> int:
         return len(first_tensor(self.inputs))
 
+    def _repr_html_(self) -> str:
+        """The first samples with their labels, for notebooks."""
+        return _samples_html(f"Batch of {len(self)}", self.inputs, self.labels)
+
     def __getitem__(self, indices: Any) -> Batch:
         return Batch(map_tensors(lambda tensor: tensor[indices], self.inputs), self.labels[indices])
 
 
-@dataclass(frozen=True, kw_only=True)
-class Round:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Round(ShortRepr):
     """What was sent and what came back: one client's update, or an aggregate of several.
 
     `update` is a gradient, or a delta (parameters after minus before). Several rounds may share an index: that is plain
@@ -104,8 +112,8 @@ class Round:
         return {**self.params, **(self.buffers_before or {})}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Knowledge:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Knowledge(ShortRepr):
     """What the attacker knows beside the update. None means: does not know it.
 
     `input_shape` is that of one sample, in the structure of the inputs; `input_types` are granted with it, and None
@@ -181,8 +189,8 @@ KNOWLEDGE_FIELDS = frozenset(f.name for f in dataclasses.fields(Knowledge)) - {"
 """What can be granted: `input_types` go with `input_shape`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Observation:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Observation(ShortRepr):
     """Everything an attacker has. `subject` says whose update it is, where that is known."""
 
     model: nn.Module | None
@@ -204,8 +212,8 @@ class Observation:
         return self.knowledge.granted() | extras
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reconstruction:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Reconstruction(ShortRepr):
     """What an attack got out of an observation.
 
     inputs in the model's input space and in its structure; labels (batch, ...); owners names whose each input is.
@@ -232,9 +240,14 @@ class Reconstruction:
         assert self.inputs is not None
         return single_tensor(self.inputs)
 
+    def _repr_html_(self) -> str:
+        """What came back, for notebooks; `fp.show` puts it beside the truth."""
+        used = f"Knowledge used: {', '.join(sorted(self.knowledge_used)) or 'the update alone'}."
+        return _samples_html("Reconstruction", self.inputs, self.labels, self.status, used)
 
-@dataclass(frozen=True, kw_only=True)
-class Record:
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Record(ShortRepr):
     """One line of a result: what was run, with what knowledge, and what came out. Holds no clock, host or path."""
 
     kind: Literal["attack", "utility", "ceiling"]
@@ -253,6 +266,29 @@ class Record:
     status: str = ""
     seed: int = 0
     versions: Mapping[str, str] = field(default_factory=dict)
+
+
+def _samples_html(title: str, inputs: Inputs | None, labels: Tensor | None, *sentences: str) -> str:
+    """Samples as a table with pictures. Inputs beyond [0, 1] are stretched to it: nobody here knows their range."""
+    from fedprism.display import html
+
+    pieces = [html.paragraph(title), *map(html.paragraph, filter(None, sentences))]
+    if inputs is None:
+        return html.lines([*pieces, html.paragraph("No inputs.")])
+    rows: list[tuple[str, Callable[[int], object]]] = []
+    beyond = False
+    for name, tensor in by_name(inputs).items():
+        few = tensor[: html.MOST_SAMPLES].detach().cpu()
+        if html.are_pictures(few) and len(few) and not bool(((few >= 0) & (few <= 1)).all()):
+            few, beyond = stretched(few.nan_to_num(0.0, 0.0, 0.0)), True
+        rows.append((name, partial(html.sample, few, name=name)))
+    count = len(first_tensor(inputs))
+    if labels is not None and len(labels) == count:
+        rows.append(("label", lambda place: html.values(labels[place])))
+    pieces.append(html.samples(count, rows))
+    if beyond:
+        pieces.append(html.paragraph("Values beyond 0 to 1: each picture is stretched to fill that range."))
+    return html.lines(pieces)
 
 
 def is_soft(labels: Tensor) -> bool:

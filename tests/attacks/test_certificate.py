@@ -73,3 +73,16 @@ def test_sine_of_known_angles() -> None:
     assert sine(vector(1, 0), tuple(vector(3, 4))) == pytest.approx(0.8)
     assert sine(vector(0, 0), tuple(vector(3, 4))) == 1
     assert sine(vector(1e-9, 0), tuple(vector(2, 2e-6))) == pytest.approx(1e-6)
+
+
+def test_an_update_that_every_input_explains_certifies_none() -> None:
+    """Logistic regression: 257 numbers, of which the scale says nothing, for an input of 256."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(256, 1))
+    batch = fp.Batch(fp.data.load("digits", size=16).batch([0]).inputs, torch.ones(1))
+    scenario = fp.Scenario(model=model, clients=[batch], loss="binary_cross_entropy")
+    observation, truth = fp.simulate(scenario, fp.threats.honest_but_curious, seed=0, device="cpu")
+    assert unexplained(observation, truth.inputs, truth.labels) < 1e-5
+    assert certified(observation, truth.inputs, truth.labels) is None
+    assert certified(observation, truth.inputs.flip(3), truth.labels) is False

@@ -160,3 +160,22 @@ def test_refuses_several_local_steps_and_other_losses(model: nn.Module, digits: 
         fished(fp.attacks.ClassFishing(target=3), model, batch, loss="mse")
     with pytest.raises(fp.errors.BadInput, match="above 0"):
         fp.attacks.ClassFishing(bias=0.0)
+
+
+def test_the_output_layer_is_the_one_that_runs_last(digits: fp.data.ImageSet) -> None:
+    """A model that defines its output layer first, and works with a parameter of its own after it."""
+
+    class Reversed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head, self.body = nn.Linear(64, 10), nn.Linear(256, 64)
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.head(torch.relu(self.body(images.flatten(1))))
+
+    attack = fp.attacks.ClassFishing(target=3, matching=fp.attacks.dense_inversion())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        observation, found, _ = fished(attack, Reversed(), drawn(digits, 3, 15))
+    assert float(observation.round.params["head.weight"][0].norm()) == 0
+    assert found.status.startswith(FishingStatus.ONE)

@@ -518,3 +518,24 @@ class TestRefusalsAndStatuses:
         assert found.status == ExactStatus.EMPTY
         assert found.inputs is not None
         assert len(found.inputs) == 0
+
+
+def test_a_frozen_layer_beside_the_one_that_is_trained_is_passed_over() -> None:
+    class Adapter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.frozen, self.down = nn.Linear(12, 8).requires_grad_(False), nn.Linear(12, 6)
+            self.head = nn.Linear(8, 3)
+            self.up = nn.Linear(6, 8)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.head(torch.tanh(self.frozen(inputs) + self.up(self.down(inputs))))
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        scenario = fp.Scenario(model=Adapter(), clients=[fp.Batch(torch.rand(1, 12), torch.tensor([1]))])
+    observation, truth = fp.simulate(scenario, fp.threats.honest_but_curious, seed=0)
+    for attack in (fp.attacks.dense_inversion(), fp.attacks.cocktail_party()):
+        answer = fp.run(attack, observation)
+        assert answer.diagnostics["layer"] == "down.weight"
+        assert fp.score(answer, truth, metrics=("psnr",)).mean("psnr") > 60

@@ -230,3 +230,20 @@ def test_a_reference_row_removes_what_all_rows_share() -> None:
     assert (plain.inputs[:5] - inputs).abs().max() > 1e-3
     torch.testing.assert_close(exact.inputs[exact.rows < 5], inputs)
     assert torch.equal(exact.rows, torch.arange(5))
+
+
+@pytest.mark.parametrize("loss", ["binary_cross_entropy", "mse", None])
+def test_one_output_is_too_little_to_check_the_input_by(loss: str | None, digits: fp.data.ImageSet) -> None:
+    """Of noise, too, the one row is a multiple of some input."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(256, 1))
+    batch = fp.Batch(digits.batch([0]).inputs, torch.ones(1, 1))
+    scenario = fp.Scenario(model=model, clients=[batch], loss=loss or "mse")
+    threat = fp.threats.honest_but_curious
+    observation, _ = fp.simulate(scenario, threat if loss else threat.withholding("loss"), seed=0)
+    rng = torch.Generator().manual_seed(1)
+    noise = {name: torch.randn(tensor.shape, generator=rng) for name, tensor in observation.round.update.items()}
+    for update in (observation.round.update, noise):
+        seen = dataclasses.replace(observation, rounds=(dataclasses.replace(observation.round, update=update),))
+        assert fp.run(INVERT, seen).status == DenseStatus.UNCHECKABLE

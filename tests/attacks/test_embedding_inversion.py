@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import fedprism as fp
 from fedprism.attacks.embedding_inversion.answer import LookupStatus
+from fedprism.attacks.embedding_inversion.attack import CONTRADICTED, RUNNING_STATISTICS
 
 VOCABULARY, WIDTH, LENGTH, CLASSES = 300, 24, 10, 4
 CATEGORIES, NUMBERS = (7, 12, 9, 5), 4
@@ -170,3 +171,127 @@ def test_models_without_tables_are_refused() -> None:
     batch = fp.Batch(torch.rand(2, LENGTH), torch.tensor([0, 1]))
     with pytest.raises(fp.NotApplicable, match="expects a table"):
         attacked(model, batch)
+
+
+class Short(nn.Module):
+    """A bag of words whose width is a multiple of the words' number, in front of a dense layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.EmbeddingBag(VOCABULARY, 2 * LENGTH), nn.Linear(2 * LENGTH, CLASSES)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.table(tokens))
+
+
+class Tied(nn.Module):
+    """The next word from the mean of the words before, by the table that they were looked up in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.body = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return torch.tanh(self.body(self.table(tokens).mean(1))) @ self.table.weight.T
+
+
+class Padded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.EmbeddingBag(VOCABULARY, WIDTH, padding_idx=0), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.table(tokens))
+
+
+class Normalised(Table):
+    """Batch norm on the numbers: where they lie and how far they spread leaves no trace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(NUMBERS)
+
+    def forward(self, cells: Tensor) -> Tensor:
+        return super().forward(torch.cat([self.norm(cells[:, :NUMBERS]), cells[:, NUMBERS:]], 1))
+
+
+def divided_by_their_size(observation: fp.Observation) -> fp.Observation:
+    """What Adam's first step, or compression to signs, makes of an update."""
+    signs = {name: tensor.sign() for name, tensor in observation.round.update.items()}
+    return replace(observation, rounds=(replace(observation.round, update=signs),))
+
+
+def test_a_bag_as_wide_as_several_words_is_no_row_of_a_table() -> None:
+    answer, scores, _ = attacked(built(Short), texts(2))
+    assert set(scores.values["tokens"]) == {1.0}
+    assert answer.status.startswith(LookupStatus.EXACT)
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"defense": fp.defenses.Cast("float16")},
+        {"defense": fp.defenses.Cast("bfloat16")},
+        {"protocol": fp.FedAvg(lr=0.1)},
+        {"protocol": fp.FedAvg(lr=0.1), "defense": fp.defenses.Clip(1e-4)},
+    ],
+    ids=repr,
+)
+def test_a_tied_table_is_read_through_rounding_and_differences(samples: int, settings: dict[str, object]) -> None:
+    answer, scores, _ = attacked(built(Tied), texts(samples), **settings)
+    assert set(scores.values["tokens"]) == {1.0}
+    assert answer.ambiguity == {"order", "places"}
+
+
+@pytest.mark.parametrize("samples", [4, 8])
+def test_rounding_leaves_how_often_each_sample_holds_a_word(samples: int) -> None:
+    answer, _, _ = attacked(built(Bag), texts(samples), defense=fp.defenses.Cast("bfloat16"))
+    assert answer.ambiguity == {"order", "places"}
+
+
+def test_no_counts_are_read_off_signs() -> None:
+    scenario = fp.Scenario(model=built(Padded), clients=[texts(1, padded=3)])
+    observation, truth = fp.simulate(scenario, fp.threats.honest_but_curious, seed=1)
+    answer = fp.run(fp.attacks.embedding_inversion(), divided_by_their_size(observation))
+    assert answer.status == LookupStatus.SET
+    assert set(fp.score(answer, truth).values["tokens"]) == {1.0}
+
+
+def test_places_that_the_rest_of_the_update_contradicts_are_said_to_be() -> None:
+    scenario = fp.Scenario(model=built(Attention), clients=[texts(1)])
+    observation, _ = fp.simulate(scenario, fp.threats.honest_but_curious, seed=1)
+    update = {**observation.round.update, "head.weight": torch.ones(CLASSES, WIDTH)}
+    answer = fp.run(
+        fp.attacks.embedding_inversion(),
+        replace(observation, rounds=(replace(observation.round, update=update),)),
+    )
+    assert answer.status == f"{LookupStatus.PLACED}; {CONTRADICTED}"
+
+
+def test_numbers_behind_batch_norm_are_not_called_exact() -> None:
+    answer, _, _ = attacked(built(Normalised), rows(4))
+    assert answer.status == f"{LookupStatus.LINKED}; {RUNNING_STATISTICS}"
+
+
+@pytest.mark.parametrize("short", ["float16", "bfloat16"])
+@pytest.mark.parametrize("samples", [1, 4])
+def test_rounding_leaves_every_cell_of_a_table(short: str, samples: int) -> None:
+    answer, scores, _ = attacked(built(Table), rows(samples), defense=fp.defenses.Cast(short))
+    assert answer.status == LookupStatus.EXACT
+    assert min(value for value in scores.values["psnr"] if value is not None) > 60
+
+
+def test_rows_are_certified_under_a_loss_of_yes_and_no_and_never_contradicted_by_unknown_numbers() -> None:
+    class Single(Table):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body[2] = nn.Linear(48, 1)
+
+    cells = rows(4).inputs
+    answers = []
+    for loss, labels in (("binary_cross_entropy", torch.tensor([0.0, 1.0, 1.0, 0.0])), ("mse", torch.rand(4))):
+        answer, scores, _ = attacked(built(Single), fp.Batch(cells, labels), loss=loss)
+        assert min(value for value in scores.values["psnr"] if value is not None) > 60
+        answers.append(answer.status)
+    assert answers == [LookupStatus.EXACT, LookupStatus.LINKED]

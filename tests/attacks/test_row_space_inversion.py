@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -121,3 +122,96 @@ def test_a_layer_at_many_places_is_refused() -> None:
     observation, _ = fp.simulate(fp.Scenario(model=model, clients=[batch]), fp.threats.honest_but_curious, seed=0)
     with pytest.raises(fp.NotApplicable, match="fewer places than it has units"):
         fp.run(fp.attacks.row_space_inversion(), observation)
+
+
+class Twins(nn.Module):
+    """Two inputs whose distance is all that counts: which is which cannot be told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(8, 24), nn.Tanh(), nn.Linear(24, 6))
+        self.head = nn.Linear(6, CLASSES)
+
+    def forward(self, pair: Tensor) -> Tensor:
+        return self.head((self.encoder(pair[:, 0]) - self.encoder(pair[:, 1])).abs())
+
+
+class Normalised(nn.Module):
+    """Batch norm in front of the first layer: the mean and the spread of what it is fed leave no trace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.body = nn.BatchNorm1d(5), nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, CLASSES))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.body(self.norm(inputs))
+
+
+def simulated(kind: Callable[[], nn.Module], batch: fp.Batch, loss: str = "cross_entropy") -> fp.Observation:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = kind()
+    scenario = fp.Scenario(model=model, clients=[batch], loss=loss, bounds=(-3.0, 3.0))
+    return fp.simulate(scenario, fp.threats.honest_but_curious, seed=0)[0]
+
+
+def test_places_that_can_be_exchanged_are_not_called_exact() -> None:
+    pair = torch.randn(1, 2, 8, generator=torch.Generator().manual_seed(0))
+    observation = simulated(Twins, fp.Batch(pair, torch.tensor([1])))
+    answer = fp.run(fp.attacks.row_space_inversion(), observation)
+    assert answer.status == RowSpaceStatus.AMBIGUOUS
+    residual = fp.residual(observation, answer)
+    assert residual is not None
+    assert residual < 1e-4
+
+
+def test_samples_that_can_be_moved_are_not_called_exact() -> None:
+    inputs = torch.randn(3, 5, generator=torch.Generator().manual_seed(1))
+    observation = simulated(Normalised, fp.Batch(inputs, torch.tensor([0, 1, 2])))
+    answer = fp.run(fp.attacks.row_space_inversion(), observation)
+    assert answer.status != RowSpaceStatus.EXACT
+
+
+def test_labels_that_the_update_does_not_tell_are_asked_for() -> None:
+    batch = fp.Batch(torch.randn(3, 9, generator=torch.Generator().manual_seed(0)), torch.tensor([0.0, 1.0, 1.0]))
+    observation = simulated(
+        lambda: nn.Sequential(nn.Linear(9, 16), nn.Tanh(), nn.Linear(16, 1)), batch, "binary_cross_entropy"
+    )
+    with pytest.raises(fp.NotApplicable, match="grant the labels"):
+        fp.run(fp.attacks.row_space_inversion(), observation)
+
+
+def test_labels_are_inferred_for_models_of_several_inputs() -> None:
+    """More samples than half of the classes: the mean prediction for such inputs is not known."""
+    observation = simulated(Siamese, fp.Batch(pairs(3, torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2])))
+    answer = fp.run(fp.attacks.RowSpaceInversion(starts=1, steps=2), observation)
+    assert answer.labels is not None
+    assert len(answer.labels) == 3
+
+
+def test_one_sample_that_does_not_explain_the_rest_is_named_as_such() -> None:
+    series = torch.randn(1, 2, 20, generator=torch.Generator().manual_seed(0))
+    observation = simulated(Series, fp.Batch(series, torch.tensor([1])))
+    update = {**observation.round.update, "head.weight": torch.ones_like(observation.round.update["head.weight"])}
+    changed = replace(observation, rounds=(replace(observation.round, update=update),))
+    assert fp.run(fp.attacks.row_space_inversion(), changed).status == RowSpaceStatus.CONTRADICTED
+
+
+def test_a_gradient_of_zeros_is_named() -> None:
+    def untouched() -> nn.Module:
+        model = Adapter()
+        nn.init.zeros_(model.up.weight)
+        return model
+
+    observation = simulated(untouched, fp.Batch(torch.randn(1, 10), torch.tensor([1])))
+    with pytest.raises(fp.NotApplicable, match=r"'down.weight', found zeros"):
+        fp.run(fp.attacks.row_space_inversion(), observation)
+
+
+def test_labels_of_one_sample_behind_a_frozen_output_layer_are_tried() -> None:
+    inputs = torch.randn(1, 10, generator=torch.Generator().manual_seed(0))
+    observation = simulated(Adapter, fp.Batch(inputs, torch.tensor([3])))
+    answer = fp.run(fp.attacks.row_space_inversion(), observation)
+    assert answer.status == RowSpaceStatus.EXACT
+    assert answer.labels is not None
+    assert answer.labels.tolist() == [3]

@@ -13,6 +13,7 @@ from torch import nn
 import fedprism as fp
 from fedprism import cli, report
 from fedprism.audit import lay_out, prepare, run_audit
+from fedprism.audit.assumed import shapes
 from fedprism.audit.trials import trial_of
 from fedprism.errors import BadInput, BadPlan
 from fedprism.evaluation.residuals import residuals
@@ -142,8 +143,6 @@ def test_without_the_settings_of_training_nothing_can_be_run_again() -> None:
 def test_a_plan_tells_what_a_capture_does_not(tmp_path: Path) -> None:
     fp.captures.save(forget(three_clients(), "input_shape", "loss"), tmp_path / "run")
     text = '[captures]\nfolders = ["run"]\n[grid]\nseeds = [0]\n'
-    with pytest.raises(BadPlan, match=r"does not tell input_shape; the plan can say it in captures\.knowledge"):
-        lay_out(prepare(written(tmp_path, text)))
     told = 'folders = ["run"]\nknowledge = { input_shape = [1, 8, 8], loss = "cross_entropy", batch_size = 7 }'
     setup = prepare(written(tmp_path, text.replace('folders = ["run"]', told)))
     observation = setup.observation("run")
@@ -156,9 +155,60 @@ def test_a_plan_tells_what_a_capture_does_not(tmp_path: Path) -> None:
     assert {"input_shape", "loss"} <= set(finished.record.knowledge_used)
 
 
+def test_usual_values_are_tried_for_what_nobody_tells_and_are_named(tmp_path: Path) -> None:
+    fp.captures.save(forget(three_clients(), "input_shape", "loss", "bounds"), tmp_path / "run")
+    text = '[captures]\nfolders = ["run"]\n[grid]\nattacks = ["dense-inversion"]\nseeds = [0]\n'
+    plan = written(tmp_path, text)
+    audit = run_audit(prepare(plan), tmp_path / "out")
+    residuals = {row["cell"]["capture"]: row["residual"] for row in audit.summary}
+    assert set(residuals) == {
+        "1: run, assuming input_shape=(1, 8, 8) and loss=cross_entropy",
+        "1: run, assuming input_shape=(1, 8, 8) and loss=mse",
+    }
+    right, wrong = residuals.values()
+    assert right < wrong / 2
+    (told,) = [each for each in lay_out(prepare(plan)).skipped if "does not tell" in each.what]
+    assert told.what == "what capture 1: run does not tell"
+    assert told.why.startswith("input_shape and loss, which attacks need; bounds, with which they do better")
+    assert 'knowledge = { input_shape = [3, 32, 32], loss = "cross_entropy", bounds = [0.0, 1.0] }' in told.why
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 10)), [(3, 32, 32)]),
+        (nn.Sequential(nn.Linear(30, 10)), [(30,)]),
+        (nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(4 * 26 * 26, 10)), [(1, 28, 28)]),
+        (
+            nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10)),
+            [(3, 32, 32), (3, 28, 28)],
+        ),
+        (nn.Sequential(nn.Embedding(30, 10)), []),
+    ],
+)
+def test_shapes_that_the_model_accepts_are_tried(model: nn.Module, expected: list[tuple[int, ...]]) -> None:
+    params = dict(model.named_parameters())
+    observation = fp.Observation(model=model, rounds=(fp.Round(params=params, update=params),))
+    assert [dict(each)["input_shape"] for each in shapes(observation) if each] == expected
+
+
+def test_nothing_is_assumed_of_a_loss_that_the_plan_names_as_code(tmp_path: Path) -> None:
+    fp.captures.save(forget(three_clients(), "loss"), tmp_path / "run")
+    (tmp_path / "own_loss.py").write_text(
+        "import torch\n\n\ndef own(outputs, labels):\n    return torch.nn.functional.cross_entropy(outputs, labels)\n"
+    )
+    text = (
+        '[captures]\nfolders = ["run"]\nknowledge = { loss = "own_loss:own" }\n'
+        '[grid]\nattacks = ["dense-inversion"]\nseeds = [0]\n'
+    )
+    (row,) = run_audit(prepare(written(tmp_path, text)), tmp_path / "out").summary
+    assert row["cell"]["capture"] == "1: run"
+    assert row["residual"] < 0.5
+
+
 def test_an_attack_by_hand_says_what_the_capture_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fp.captures.save(forget(three_clients(), "input_shape"), tmp_path / "run")
-    arguments = ["attack", str(tmp_path / "run"), "--with", "dense-inversion", "-o", str(tmp_path / "out")]
+    arguments = ["attack", str(tmp_path / "run"), "--attack", "dense-inversion", "-o", str(tmp_path / "out")]
     assert cli.main(arguments) == 2
     assert "dense-inversion needs to know 'input_shape', which the capture does not tell" in sentence(capsys)
     document = json.loads((tmp_path / "run" / "capture.json").read_text())

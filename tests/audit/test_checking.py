@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fedprism.audit import estimate
 from fedprism.cli import main
 
 CODE = """
@@ -28,6 +29,39 @@ def table():
     return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 2))
 
 
+class Mixed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.dense = nn.Embedding(5, 3), nn.Linear(4 + 2 * 3, 8)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, numbers, categories):
+        return self.head(torch.relu(self.dense(torch.cat([numbers, self.embedding(categories).flatten(1)], 1))))
+
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 3), nn.Linear(2, 3)
+
+    def forward(self, one, other):
+        return torch.tanh(self.first(one)) * self.second(other)
+
+
+def cnn():
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(2 * 36, 2))
+
+
+class Silent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Linear(6, 2)
+
+    def forward(self, rows):
+        with torch.no_grad():
+            return self.dense(rows)
+
+
 def frozen():
     model = table()
     model[0].requires_grad_(False)
@@ -43,6 +77,23 @@ def sentences():
     return torch.randint(40, (40, 7), generator=rng), torch.randint(2, (40,), generator=rng)
 
 
+def mixed():
+    rng = torch.Generator().manual_seed(0)
+    inputs = {"numbers": torch.rand(40, 4, generator=rng), "categories": torch.randint(5, (40, 2), generator=rng)}
+    return inputs, torch.randint(2, (40,), generator=rng)
+
+
+def two():
+    rng = torch.Generator().manual_seed(0)
+    inputs = torch.rand(40, 4, generator=rng), torch.rand(40, 2, generator=rng)
+    return inputs, torch.randint(2, (40,), generator=rng)
+
+
+def pictures():
+    rng = torch.Generator().manual_seed(0)
+    return torch.rand(40, 1, 8, 8, generator=rng), torch.randint(2, (40,), generator=rng)
+
+
 def rows():
     rng = torch.Generator().manual_seed(0)
     return torch.rand(40, 6, generator=rng), torch.randint(2, (40,), generator=rng)
@@ -53,6 +104,7 @@ def rows():
 def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "checked_code.py").write_text(CODE)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(estimate, "PATIENCE", 600.0)  # a busy machine must not change what is said
     yield
     sys.modules.pop("checked_code", None)
 
@@ -85,3 +137,29 @@ def test_a_frozen_layer_is_not_said_to_be_read(capsys: pytest.CaptureFixture[str
 def test_a_misfit_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "checked_code:broken", "--data", "checked_code:rows"]) == 2
     assert "expected a model that accepts inputs of shape (6,)" in " ".join(capsys.readouterr().err.split())
+
+
+def test_numbers_beside_categories_are_said_to_be_read(capsys: pytest.CaptureFixture[str]) -> None:
+    out = checked("Mixed", "mixed", capsys)
+    assert "embedding.weight  embedding (5, 3): read by embedding-inversion" in out
+    assert "dense.weight  dense (8, 10): read by embedding-inversion" in out
+    assert "no attack reads: head.weight" in out
+
+
+def test_a_model_that_no_attack_fits_is_described_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    out = checked("Two", "two", capsys)
+    assert "fed inputs.0 (float32) and inputs.1 (float32)" in out
+    assert "attacks that fit:" in out
+
+
+def test_what_does_not_fit_is_not_said_to_read_a_layer(capsys: pytest.CaptureFixture[str]) -> None:
+    out = checked("cnn", "pictures", capsys)
+    assert "row-space-inversion: the input feeds no layer of this model at fewer places" in out
+    assert "0.weight  convolution (2, 1, 3, 3): read by no closed form" in out
+
+
+def test_what_breaks_in_a_short_run_is_not_called_slow(capsys: pytest.CaptureFixture[str]) -> None:
+    out = checked("Silent", "rows", capsys)
+    assert "dense-inversion: expected a loss that depends on trained parameters" in out
+    assert "longer than could be waited for" not in out
+    assert "attacks that fit:\n  none\n" in out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import tomllib
@@ -14,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedprism import cli
-from fedprism.audit import Plan, checked_plan, lay_out, load_plan, parse_plan, prepare, proposing, template
+from fedprism.audit import Plan, Setup, checked_plan, lay_out, load_plan, parse_plan, prepare, proposing, template
 from fedprism.audit.entries import chains
 from fedprism.errors import BadPlan, FedprismError
 
@@ -191,6 +192,71 @@ def test_a_model_that_is_not_there_yet_gets_usual_strengths(tmp_path: Path) -> N
     assert proposing.proposed("no.such:network", "images", tmp_path) == template.text("no.such:network", "images")
 
 
+OWN_CODE = """
+import torch
+from torch import nn
+
+
+def network():
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, OUTPUTS))
+
+
+def normalised():
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, OUTPUTS))
+
+
+def samples():
+    rng = torch.Generator().manual_seed(0)
+    return torch.rand(40, 6, generator=rng) * 3 - 1, LABELS
+"""
+
+
+@pytest.mark.parametrize(
+    ("outputs", "labels", "loss", "costed"),
+    [
+        (3, "torch.arange(40) % 3", "cross_entropy", True),
+        (1, "torch.arange(40) % 2", "binary_cross_entropy", True),
+        (1, "(torch.arange(40) % 2).float()", "binary_cross_entropy", True),
+        (3, "torch.randint(2, (40, 3), generator=rng).float()", "binary_cross_entropy", True),
+        (3, "torch.eye(3)[torch.arange(40) % 3]", "cross_entropy", True),
+        (1, "torch.rand(40, generator=rng)", "mse", False),
+    ],
+)
+def test_a_proposed_plan_trains_with_a_loss_that_fits(
+    outputs: int, labels: str, loss: str, costed: bool, tmp_path: Path
+) -> None:
+    name = f"proposed_{tmp_path.name}".replace("-", "_")
+    code = OWN_CODE.replace("OUTPUTS", str(outputs)).replace("LABELS", labels)
+    (tmp_path / f"{name}.py").write_text(code)
+    text = proposing.proposed(f"{name}:network", f"{name}:samples", tmp_path)
+    written = parse_plan(text)
+    assert written.grid.losses == (loss,)
+    assert (written.utility is not None) == costed
+    assert "measured: the median update" in text
+    assert written.utility is None or written.utility.epochs == 30, "one step a pass over 30 samples"
+    assert written.data is not None
+    low, high = written.data.bounds
+    assert -1.02 < low <= -0.99
+    assert 1.99 <= high < 2.02
+    assert lay_out(Setup(written, tmp_path)).cells
+    with pytest.raises(BadPlan, match=r"within data.bounds \[0, 1\], found values from -1 to 2"):
+        lay_out(
+            Setup(written.model_copy(update={"data": written.data.model_copy(update={"bounds": (0, 1)})}), tmp_path)
+        )
+
+
+def test_a_model_with_batch_norm_is_offered_no_dp_sgd(tmp_path: Path) -> None:
+    name = f"proposed_{tmp_path.name}".replace("-", "_")
+    code = OWN_CODE.replace("OUTPUTS", "3").replace("LABELS", "torch.arange(40) % 3")
+    (tmp_path / f"{name}.py").write_text(code)
+    text = proposing.proposed(f"{name}:normalised", f"{name}:samples", tmp_path)
+    names = [entry.name for chain in parse_plan(text).grid.defenses for entry in chain]
+    assert "dp-sgd" not in names
+    assert "GroupNorm" in text
+    assert "measured: the median update" in text
+    assert parse_plan(text).grid.batch_sizes == (2, 8)
+
+
 def test_a_written_plan_explains_every_key() -> None:
     text = template.text()
     for name, field in Plan.model_fields.items():
@@ -217,6 +283,24 @@ def test_init_leaves_an_existing_file_alone(tmp_path: Path, capsys: pytest.Captu
     assert cli.main(["init", "-o", str(file)]) == 2
     assert "found" in capsys.readouterr().err
     assert file.read_text() == written
+
+
+def test_a_full_disk_leaves_no_empty_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, content: bytes | str, *_: Any, **__: Any) -> int:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    file = tmp_path / "plan.toml"
+    with monkeypatch.context() as planted:
+        planted.setattr(Path, "write_bytes", full)
+        planted.setattr(Path, "write_text", full)
+        assert cli.main(["init", "-o", str(file), "--model", "lenet"]) == 2
+    assert "No space left" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    assert cli.main(["init", "-o", str(file), "--model", "lenet"]) == 0
+    assert load_plan(file).model is not None
 
 
 # --- what nobody thought of ------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -68,7 +69,7 @@ def capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def sentence(capsys: pytest.CaptureFixture[str]) -> str:
     """The one line on stderr that every refusal consists of."""
     printed = capsys.readouterr()
-    assert printed.err.startswith("fedprism: ")
+    assert printed.err.startswith("error: ")
     assert printed.err.count("\n") == 1
     assert "Traceback" not in printed.err
     return printed.err
@@ -150,7 +151,7 @@ def test_list_names_every_row(table: Table, capsys: pytest.CaptureFixture[str]) 
 
 def test_attack_writes_tensors_record_and_pictures(capture: Path, capsys: pytest.CaptureFixture[str]) -> None:
     inputs, labels = private_batch()
-    assert cli.main(["attack", str(capture), "--with", "dense-inversion", "--device", "cpu"]) == 0
+    assert cli.main(["attack", str(capture), "--attack", "dense-inversion", "--device", "cpu"]) == 0
     written = Path("fedprism-attack")
     assert sorted(file.name for file in written.iterdir()) == [
         "reconstruction.safetensors",
@@ -177,7 +178,9 @@ def test_attack_writes_tensors_record_and_pictures(capture: Path, capsys: pytest
 
 def test_scalar_fields_are_flags_in_any_place(capture: Path) -> None:
     flags = ["--iterations", "5", "--restarts=2", "--lr", "0.05", "--no-unroll", "--adaptive", "false"]
-    assert cli.main(["attack", *flags, "--with", "inverting-gradients", str(capture), "-o", "out", "--seed", "7"]) == 0
+    assert (
+        cli.main(["attack", *flags, "--attack", "inverting-gradients", str(capture), "-o", "out", "--seed", "7"]) == 0
+    )
     record = json.loads(Path("out/record.json").read_text())
     assert record["seed"] == 7
     for setting in ("iterations=5", "restarts=2", "lr=0.05", "unroll=False", "adaptive=False"):
@@ -187,7 +190,7 @@ def test_scalar_fields_are_flags_in_any_place(capture: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        (["--iteration", "5"], "did you mean --iterations, or use one of --labels, --lr"),
+        (["--iteration", "5"], "did you mean --iterations, or use one of --distance, --total-variation"),
         (["--sed", "5"], "did you mean --seed"),
         (["-x"], "found '-x'"),
         (["--iterations", "many"], "expected --iterations to be a whole number, found 'many'"),
@@ -208,7 +211,7 @@ def test_scalar_fields_are_flags_in_any_place(capture: Path) -> None:
 def test_bad_input_is_one_sentence_and_writes_nothing(
     flags: list[str], expected: str, capture: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["attack", str(capture), "--with", "idlg", *flags]) == 2
+    assert cli.main(["attack", str(capture), "--attack", "idlg", *flags]) == 2
     assert expected in sentence(capsys)
     assert not Path("fedprism-attack").exists()
 
@@ -216,10 +219,10 @@ def test_bad_input_is_one_sentence_and_writes_nothing(
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["attack", "capture", "--with", "dense-inversoin"], "did you mean dense-inversion?"),
-        (["attack", "capture"], "--with"),
-        (["attack", "--with", "idlg"], "CAPTURE"),
-        (["attack", "nowhere", "--with", "idlg"], "capture.json"),
+        (["attack", "capture", "--attack", "dense-inversoin"], "did you mean dense-inversion?"),
+        (["attack", "capture"], "--attack"),
+        (["attack", "--attack", "idlg"], "CAPTURE"),
+        (["attack", "nowhere", "--attack", "idlg"], "capture.json"),
         (["list", "nothing"], "'attacks', 'defenses'"),
         (["prism"], "prism"),
         (["--nonsense"], "--nonsense"),
@@ -235,7 +238,7 @@ def test_usage_errors_are_one_sentence(
 def test_a_hostile_name_cannot_speak_to_the_terminal(capture: Path, capsys: pytest.CaptureFixture[str]) -> None:
     manifest = json.loads((capture / "capture.json").read_text())
     (capture / "capture.json").write_text(json.dumps({**manifest, "\x1b[2J\nfake line": 1}))
-    assert cli.main(["attack", str(capture), "--with", "idlg"]) == 2
+    assert cli.main(["attack", str(capture), "--attack", "idlg"]) == 2
     assert "\x1b" not in sentence(capsys)
 
 
@@ -250,9 +253,9 @@ def test_the_users_model_stands_in_where_the_capture_names_none(
         "    return nn.Sequential(nn.Flatten(), nn.Linear(192, 32), nn.ReLU(), nn.Linear(32, 10))\n"
     )
     path = list(sys.path)
-    assert cli.main(["attack", str(capture), "--with", "dense-inversion"]) == 2
+    assert cli.main(["attack", str(capture), "--attack", "dense-inversion"]) == 2
     assert "needs to know 'model'" in sentence(capsys)
-    assert cli.main(["attack", str(capture), "--with", "dense-inversion", "--model", "handmade:make"]) == 0
+    assert cli.main(["attack", str(capture), "--attack", "dense-inversion", "--model", "handmade:make"]) == 0
     found = load_file("fedprism-attack/reconstruction.safetensors")["inputs"]
     torch.testing.assert_close(found, private_batch()[0], atol=1e-4, rtol=0)
     assert sys.path == path
@@ -262,7 +265,7 @@ def test_pixels_follow_the_normalization(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     normalization = [[0.1, 0.2, 0.3], [0.5, 0.25, 0.5]]
     capture = write_capture(tmp_path / "capture", normalization=normalization)
-    assert cli.main(["attack", str(capture), "--with", "dense-inversion"]) == 0
+    assert cli.main(["attack", str(capture), "--attack", "dense-inversion"]) == 0
     pixel = private_batch()[0][0, :, 0, 0]
     expected = pixel * torch.tensor(normalization[1]) + torch.tensor(normalization[0])
     shown = torch.tensor(Image.open("fedprism-attack/recovered-0.png").getpixel((0, 0)))
@@ -272,7 +275,7 @@ def test_pixels_follow_the_normalization(tmp_path: Path, monkeypatch: pytest.Mon
 def test_without_a_pixel_range_pictures_are_stretched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     capture = write_capture(tmp_path / "capture", bounds=None)
-    assert cli.main(["attack", str(capture), "--with", "dense-inversion"]) == 0
+    assert cli.main(["attack", str(capture), "--attack", "dense-inversion"]) == 0
     extremes = Image.open("fedprism-attack/recovered-0.png").getextrema()
     assert min(low for low, _ in extremes) == 0
     assert max(high for _, high in extremes) == 255
@@ -285,15 +288,39 @@ def test_several_updates_are_attacked_one_by_one(tmp_path: Path, monkeypatch: py
     scenario = fedprism.Scenario(model=model, clients=[digits.batch([0]), digits.batch([1])])
     observation, _ = fedprism.simulate(scenario, fedprism.threats.honest_but_curious, seed=0)
     fedprism.captures.save(observation, tmp_path / "both")
-    assert cli.main(["attack", "both", "--with", "dense-inversion", "-o", "out"]) == 0
+    assert cli.main(["attack", "both", "--attack", "dense-inversion", "-o", "out"]) == 0
     assert json.loads((tmp_path / "out" / "record.json").read_text())["cell"]["owners"] == ["client-0", "client-1"]
+
+
+def test_an_attack_behind_a_reduction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    digits = fedprism.data.load("digits")
+    model = fedprism.models.build("fc2", input_shape=(1, 8, 8), hidden=16, classes=10, seed=0)
+    scenario = fedprism.Scenario(
+        model=model,
+        clients=[digits.batch([0]), digits.batch([1])],
+        rounds=3,
+        participation=torch.tensor([[1, 0], [0, 1], [1, 1]]).bool(),
+        aggregation="sum",
+        frozen=True,
+    )
+    threat = fedprism.threats.secure_aggregation.granting("participation")
+    observation, _ = fedprism.simulate(scenario, threat, seed=0)
+    fedprism.captures.save(observation, tmp_path / "sums")
+    behind = ["attack", "sums", "--attack", "disaggregation", "--then", "dense-inversion", "-o", "out"]
+    assert cli.main([*behind, "--floor", "0.5", "--time-limit=9"]) == 0
+    cell = json.loads((tmp_path / "out" / "record.json").read_text())["cell"]
+    assert (cell["attack"], cell["then"]) == ("disaggregation", "dense-inversion")
+    assert cell["settings"] == "then(Disaggregation(time_limit=9.0), DenseInversion(floor=0.5))"
+    assert (tmp_path / "out" / "recovered-0.png").is_file()
+    assert cli.main(["attack", "sums", "--attack", "dlg", "--then", "dense-inversion"]) == 2
 
 
 def test_a_second_run_leaves_nothing_of_the_first(capture: Path, tmp_path: Path) -> None:
     smaller = write_capture(tmp_path / "smaller", batch=1)
-    assert cli.main(["attack", str(capture), "--with", "dense-inversion", "-o", "out"]) == 0
+    assert cli.main(["attack", str(capture), "--attack", "dense-inversion", "-o", "out"]) == 0
     Path("out/notes.txt").write_text("mine")
-    assert cli.main(["attack", str(smaller), "--with", "dense-inversion", "-o", "out"]) == 0
+    assert cli.main(["attack", str(smaller), "--attack", "dense-inversion", "-o", "out"]) == 0
     assert sorted(file.name for file in Path("out").iterdir()) == [
         "notes.txt",
         "reconstruction.safetensors",
@@ -304,7 +331,7 @@ def test_a_second_run_leaves_nothing_of_the_first(capture: Path, tmp_path: Path)
 
 def test_same_seed_same_files(capture: Path) -> None:
     for folder in ("first", "second"):
-        assert cli.main(["attack", str(capture), "--with", "dlg", "--iterations", "3", "-o", folder]) == 0
+        assert cli.main(["attack", str(capture), "--attack", "dlg", "--iterations", "3", "-o", folder]) == 0
     for file in Path("first").iterdir():
         assert file.read_bytes() == Path("second", file.name).read_bytes(), file.name
 
@@ -312,7 +339,7 @@ def test_same_seed_same_files(capture: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_one_sentence(capture: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("taken").write_text("a file")
     for folder in ("taken", "taken/below"):
-        assert cli.main(["attack", str(capture), "--with", "dense-inversion", "-o", folder]) == 2
+        assert cli.main(["attack", str(capture), "--attack", "dense-inversion", "-o", folder]) == 2
         assert "expected a folder to write to" in sentence(capsys)
     assert Path("taken").read_text() == "a file"
 
@@ -323,12 +350,12 @@ def test_a_full_disk_leaves_the_earlier_run(
     def full(path: Path, content: bytes) -> int:
         raise OSError(28, "No space left on device")
 
-    assert cli.main(["attack", str(capture), "--with", "dense-inversion", "-o", "out"]) == 0
+    assert cli.main(["attack", str(capture), "--attack", "dense-inversion", "-o", "out"]) == 0
     before = {file.name: file.stat().st_mtime_ns for file in Path("out").iterdir()}
     capsys.readouterr()
     monkeypatch.setattr(Path, "write_bytes", full)
     for folder in ("out", "new"):
-        assert cli.main(["attack", str(capture), "--with", "dense-inversion", "-o", folder]) == 2
+        assert cli.main(["attack", str(capture), "--attack", "dense-inversion", "-o", folder]) == 2
         assert "No space left on device" in sentence(capsys)
     assert {file.name: file.stat().st_mtime_ns for file in Path("out").iterdir()} == before
     assert not Path("new").exists()
@@ -346,7 +373,7 @@ def test_an_internal_error_says_so(
     exec(compile(text, runner.__file__, "exec"), scope)  # as if it stood in fedprism: elsewhere it is a user's
     monkeypatch.setattr("fedprism.runner.run", scope["broken"])
     monkeypatch.setenv("FEDPRISM_DEBUG", debug)
-    assert cli.main(["attack", str(capture), "--with", "idlg"]) == 3
+    assert cli.main(["attack", str(capture), "--attack", "idlg"]) == 3
     printed = capsys.readouterr().err
     assert "this is a bug in fedprism, please report it (ZeroDivisionError: division by zero)" in printed
     assert ("Traceback" in printed) == (debug == "1")
@@ -373,6 +400,35 @@ def test_exit_codes(
         raise error
 
     monkeypatch.setattr("fedprism.runner.run", fail)
-    assert cli.main(["attack", str(capture), "--with", "idlg"]) == code
+    assert cli.main(["attack", str(capture), "--attack", "idlg"]) == code
     assert "Traceback" not in capsys.readouterr().err
     assert not Path("fedprism-attack").exists()
+
+
+def test_names_of_files_do_not_steer_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The title of the window, colours and what else an escape sequence does, in a path that is printed."""
+    assert cli.main(["init", "--model", "lenet", "-o", str(tmp_path / "a\x1b]0;owned\x07\x1b[31mred\x9bm.toml")]) == 0
+    told = "".join(capsys.readouterr())
+    assert "red" in told
+    assert not {"\x1b", "\x07", "\x9b"} & set(told)
+
+
+def test_sigterm_ends_a_command_in_order(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was begun is ended by its `finally`, as on Ctrl-C, and the handler of before is there again."""
+    from fedprism.cli import auditing
+
+    ended, before = [], signal.getsignal(signal.SIGTERM)
+
+    def work(*_: object) -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            ended.append(True)
+
+    monkeypatch.setattr(auditing, "write_plan", work)
+    assert cli.main(["init", "-o", str(tmp_path / "plan.toml")]) == 143
+    assert ended == [True]
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert "".join(capsys.readouterr()) == ""

@@ -11,6 +11,7 @@ from fedprism import cli
 from fedprism.audit import load_audit, proposing, template
 
 QUICK = (
+    ("batch_sizes = [1, 8] ", "batch_sizes = [1] "),
     ("epochs = 5 ", "epochs = 1 "),
     ("seeds = [0, 1] ", "seeds = [0] "),
     ("# timed_steps = 21", "timed_steps = 0"),
@@ -18,34 +19,35 @@ QUICK = (
 )
 
 
+def demo(folder: Path) -> int:
+    return cli.main(["demo", "--device", "cpu", "-o", str(folder)])
+
+
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
-    """The plan with less to do, and an empty folder to do it in."""
+def quick(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The plan with less to do."""
     plan = template.text()
     for before, after in QUICK:
         assert before in plan
         plan = plan.replace(before, after)
     monkeypatch.setattr(proposing, "proposed", lambda *asked: plan)
-    monkeypatch.chdir(tmp_path)
     return plan
 
 
-def test_the_demo_audits_the_plan_that_init_writes(quick: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["demo", "--device", "cpu"]) == 0
-    folder = Path("fedprism-demo")
+def test_the_demo_audits_the_plan_that_init_writes_and_again_gives_the_same_numbers(
+    quick: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, again = tmp_path / "demo", tmp_path / "again"
+    assert demo(folder) == 0
     assert tomllib.loads((folder / "plan.toml").read_text()) == tomllib.loads(quick)
     bare = [each for each in load_audit(folder).summary if each["cell"].get("defense") == "none" and each["metrics"]]
     assert max(each["metrics"]["psnr"]["closest"] for each in bare) > 100, "a dense layer gives samples away exactly"
     assert (folder / "report.html").is_file()
     assert "report.html" in capsys.readouterr().out
-
-
-def test_the_demo_again_gives_the_same_numbers(quick: str) -> None:
-    assert cli.main(["demo", "--device", "cpu"]) == 0
-    first = Path("fedprism-demo/results.json").read_bytes()
-    assert cli.main(["demo", "--device", "cpu"]) == 0, "what is there is kept"
-    assert cli.main(["demo", "--device", "cpu", "-o", "again"]) == 0
-    assert Path("fedprism-demo/results.json").read_bytes() == first == Path("again/results.json").read_bytes()
+    first = (folder / "results.json").read_bytes()
+    assert demo(folder) == 0, "what is there is kept"
+    assert demo(again) == 0
+    assert (folder / "results.json").read_bytes() == first == (again / "results.json").read_bytes()
 
 
 def test_a_folder_that_may_not_be_written_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,7 +43,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def sentence(capsys: pytest.CaptureFixture[str]) -> str:
     printed = capsys.readouterr()
-    assert printed.err.startswith("fedprism: ")
+    assert printed.err.startswith("error: ")
     assert printed.err.count("\n") == 1
     return printed.err
 

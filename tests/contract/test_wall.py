@@ -15,7 +15,8 @@ from rooms import ABOVE_THE_WALL, BELOW_THE_WALL, ROOMS, imports_of, may_import,
 SOURCE = Path(fedprism.__file__).parent
 DYNAMIC = {"importlib", "runpy", "pkgutil", "gc", "inspect"}
 GUARDED = ("network", "solvers", "attacks")
-MOST_TOP_MODULES = 14
+MOST_TOP_MODULES = 12
+"""Beside the package's own `__init__` and `__main__`."""
 OF_NAMED_TUPLES = {"_asdict", "_fields", "_replace"}
 
 
@@ -122,7 +123,7 @@ def test_no_attack_is_defined_below_the_wall() -> None:
 
 
 def test_the_top_of_the_package_stays_small() -> None:
-    assert len(list(SOURCE.glob("*.py"))) <= MOST_TOP_MODULES
+    assert len({path.stem for path in SOURCE.glob("*.py")} - {"__init__", "__main__"}) <= MOST_TOP_MODULES
 
 
 @pytest.mark.parametrize(

@@ -153,3 +153,12 @@ def test_real_data_sets(name: str) -> None:
         pytest.skip(str(missing))
     assert found.images.float().std() > 20
     assert len(found.draw(5, torch.Generator().manual_seed(0), unique_labels=True)) == 5
+
+
+def test_a_seed_is_a_generator_of_its_own(photos: ImageSet) -> None:
+    by_seed = photos.draw(8, seed=3)
+    assert torch.equal(by_seed.tensor, photos.draw(8, torch.Generator().manual_seed(3)).tensor)
+    assert not torch.equal(by_seed.tensor, photos.draw(8, seed=4).tensor)
+    for wrong in ({}, {"seed": 0, "rng": torch.Generator()}, {"seed": -1}, {"seed": 0.5}):
+        with pytest.raises(BadInput, match="seed"):
+            photos.draw(8, **wrong)  # type: ignore[arg-type]

@@ -51,6 +51,19 @@ def test_noise_has_the_stated_spread(noise: Defense, rng: torch.Generator) -> No
     assert kurtosis == pytest.approx(3 if isinstance(noise, GaussianNoise) else 6, rel=0.1)
 
 
+@pytest.mark.parametrize("kind", [GaussianNoise, LaplaceNoise])
+def test_noise_may_be_relative_to_each_tensor(kind: type[GaussianNoise], rng: torch.Generator) -> None:
+    update = {"small": torch.randn(50_000, generator=rng), "large": 7 + 100 * torch.randn(50_000, generator=rng)}
+    noised = kind(relative=0.1).on_update(update, Context(), rng)
+    for name, tensor in update.items():
+        assert float((noised[name] - tensor).std() / tensor.std()) == pytest.approx(0.1, rel=0.03)
+    constant = {"w": torch.full((3,), 2.0), "none": torch.zeros(0)}
+    assert torch.equal(kind(relative=0.5).on_update(constant, Context(), rng)["w"], constant["w"])
+    for wrong in ({}, {"std": 0.1, "relative": 0.1}, {"relative": -1.0}):
+        with pytest.raises(fp.errors.BadInput, match=f"expected {kind.__name__}'s"):
+            kind(**wrong)
+
+
 @pytest.mark.parametrize("kind", [Prune, GaussianNoise, LaplaceNoise])
 @pytest.mark.parametrize("strength", [-0.1, float("nan"), float("inf"), "0.9", None, True])
 def test_bad_strengths_are_refused(kind: type[Defense], strength: object) -> None:

@@ -193,3 +193,16 @@ def test_ties_are_exact_beyond_the_limit_of_quantiles() -> None:
     assert int((kept == 0).sum()) == int(0.75 * len(tensor))
     assert bool((kept[-5:] == 2).all())
     assert bool((kept[: len(tensor) // 4 - 5] == 1).all())
+
+
+def test_any_dense_layer_may_be_named() -> None:
+    model, batch = net("dense"), some_batch()
+    plain, found = sent(model, batch, chain()), sent(model, batch, Soteria(0.5, layer="1"))
+    removed = (found["1.weight"] == 0).all(0)
+    assert int(removed.sum()) == 32
+    assert torch.equal(found["1.weight"][:, ~removed], plain["1.weight"][:, ~removed])
+    assert all(torch.equal(found[name], plain[name]) for name in plain if name != "1.weight")
+    pixels = batch.inputs.flatten(1)
+    assert bool(removed[(1 / (pixels.abs() + FLOOR)).sum(0).argsort(stable=True)[:32]].all())
+    with pytest.raises(fp.NotApplicable, match="the dense layer 1 or 3, found '2'"):
+        sent(model, batch, Soteria(0.5, layer="2"))

@@ -212,6 +212,13 @@ def test_the_accountant_alone_gives_a_ceiling() -> None:
     assert fp.ceiling(scenario(D.GaussianNoise(1.0)), SERVER, seed=0).from_epsilon is None
 
 
+def test_noise_relative_to_the_update_has_no_ceiling() -> None:
+    for defense in (D.GaussianNoise(relative=1.0), fp.chain(D.LaplaceNoise(relative=0.1), D.GaussianNoise(0.1))):
+        ceiling = fp.ceiling(scenario(defense), SERVER, seed=0)
+        assert ceiling.values == (math.inf,)
+        assert "noise relative to the update" in ceiling.status
+
+
 def test_a_server_that_chooses_the_parameters_has_no_ceiling() -> None:
     ceiling = fp.ceiling(scenario(D.GaussianNoise(1.0)), fp.threats.malicious_server, seed=0)
     assert ceiling.values == (math.inf,)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedprism as fp
+from notebook_pages import checked
 
 
 @pytest.fixture
@@ -27,6 +29,44 @@ def test_a_perfect_answer(truth: fp.Truth) -> None:
     assert min(v for v in scores.values["avd_floor"] if v is not None) > 0.01
     assert scores.labels_match is True
     assert "5 of 5" in str(scores)
+
+
+def test_printed_scores_have_units_and_a_direction(truth: fp.Truth) -> None:
+    scores = fp.score(fp.Reconstruction(inputs=truth.inputs.roll(1, -1)), truth, metrics=("psnr", "mse", "avd"))
+    lines = {line.split()[0]: line for line in str(scores).splitlines()[1:]}
+    assert lines["psnr"].split(maxsplit=1)[1].split("  ")[0] == f"mean {scores.mean('psnr'):.1f} dB"
+    assert lines["psnr"].endswith("(higher is closer)")
+    assert "pixels from 0 to 1, lower is closer" in lines["mse"]
+    assert "blank image" in lines["avd_floor"]
+    assert repr(scores).startswith("Scores(5 of 5 samples answered; psnr ")
+    assert len(repr(scores)) < 200
+
+
+def test_scores_in_a_notebook_say_what_the_text_says(truth: fp.Truth) -> None:
+    page = fp.score(fp.Reconstruction(inputs=truth.inputs[:3], labels=truth.labels), truth)._repr_html_()
+    checked(page)
+    assert "3 of 5 samples answered" in page
+    assert "Labels: all right." in page
+    assert page.count("<th ") == 3 + 5 + 5, "three headings, five samples, five metrics"
+
+
+def test_a_frame_has_a_line_per_sample(truth: fp.Truth) -> None:
+    pandas = pytest.importorskip("pandas", reason="the extra `pandas` is not installed")
+    scores = fp.score(fp.Reconstruction(inputs=truth.inputs[:3]), truth)
+    frame = scores.to_frame()
+    assert list(frame.columns) == [*scores.values, "row"]
+    assert frame.index.name == "sample"
+    assert frame["row"].tolist()[:3] == [0, 1, 2]
+    assert frame["row"].isna().tolist() == [False, False, False, True, True]
+    assert frame["ssim"].isna().sum() == 2
+    assert frame["mse"].dropna().tolist() == [value for value in scores.values["mse"] if value is not None]
+    assert isinstance(frame, pandas.DataFrame)
+
+
+def test_without_pandas_the_error_names_what_to_install(truth: fp.Truth, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)  # as if it were not there
+    with pytest.raises(fp.errors.BadInput, match=r"fedprism\[pandas\]"):
+        fp.score(fp.Reconstruction(inputs=truth.inputs), truth).to_frame()
 
 
 @given(order=st.permutations(range(5)))

@@ -31,7 +31,7 @@ metrics = ["mse"]
 """
 
 COMMANDS = {
-    "attack": ["attack", "capture", "--with", "dense-inversion", "-o", "OUT"],
+    "attack": ["attack", "capture", "--attack", "dense-inversion", "-o", "OUT"],
     "reproduce": ["reproduce", "gradattack-fig-2", "--quick", "--batches", "1", "-o", "OUT"],
     "audit": ["audit", "plan.toml", "-o", "OUT"],
 }
@@ -136,7 +136,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Calls:
 def refused(call: dict[str, Any]) -> str:
     """The one sentence, of the form that every complaint has."""
     assert call["code"] == 2, call["said"]
-    (line,) = [line for line in call["said"].splitlines() if line.startswith("fedprism:")]
+    (line,) = [line for line in call["said"].splitlines() if line.startswith("error:")]
     assert re.search(r"expected .*, found .*; .*\.$", line), line
     assert "Traceback" not in call["said"]
     return str(line)

@@ -211,7 +211,7 @@ def test_what_is_no_file_is_not_read(
     if os.path.lexists(only / path.name):
         os.rename(only / path.name, path)
     assert main(["report", str(folder)]) == 2
-    assert capsys.readouterr().err.count("fedprism: expected") == 1
+    assert capsys.readouterr().err.count("error: expected") == 1
     try:
         run_audit(prepare(parse_plan(PLAN)), folder, resume=True)
         assert (folder / "results.json").read_bytes() == (whole / "results.json").read_bytes()

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import fedprism as fp
 from fedprism.errors import told, users_place
+from fedprism.runtime.replay import Kinks
 
 
 class Misbehaving(nn.Module):
@@ -29,6 +30,11 @@ class Misbehaving(nn.Module):
             raise AssertionError("at least two rows")
         if self.how == "reseeds":
             torch.manual_seed(0)
+        if self.how == "writes into its inputs":
+            rows.mul_(0.5)
+        if self.how == "records no gradient":
+            with torch.no_grad():
+                return self.dense(rows)
         outputs = self.dense(rows)
         return outputs * torch.nan if self.how == "returns NaN" else outputs
 
@@ -50,6 +56,8 @@ def simulated(how: str, samples: int = 3, **settings: Any) -> tuple[fp.Observati
         ("changes precision", "default dtype"),
         ("uses threads", "number of threads"),
         ("returns NaN", "finite loss"),
+        ("writes into its inputs", "changes them in place"),
+        ("records no gradient", "without a gradient"),
     ],
 )
 def test_a_misbehaving_model_ends_in_one_sentence(how: str, words: str) -> None:
@@ -99,6 +107,9 @@ def test_errors_are_told_apart_by_whose_code_raised_them() -> None:
     theirs = caught(lambda: Misbehaving("")(torch.ones(2, 5)))
     assert users_place(theirs) is not None
     assert Path(__file__).name in told(theirs)
+    with Kinks():
+        watched = caught(lambda: Misbehaving("")(torch.ones(2, 5)))
+    assert Path(__file__).name in told(watched)
     ours = caught(lambda: fp.losses.one_hot(None, None))  # type: ignore[arg-type]
     assert users_place(ours) is None
     assert users_place(ValueError("never raised")) is None

@@ -252,10 +252,10 @@ def test_each_hostility_is_refused_in_a_sentence(
     assert fragment in str(caught.value)
     assert_sentence(caught.value)
     output = capture.parent / "output"
-    assert cli.main(["attack", str(capture), "--with", "dense-inversion", "-o", str(output)]) == 2
+    assert cli.main(["attack", str(capture), "--attack", "dense-inversion", "-o", str(output)]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err == f"fedprism: {caught.value}\n"
+    assert printed.err == f"error: {caught.value}\n"
     assert os.listdir(capture.parent) == before
 
 

@@ -30,7 +30,7 @@ from flwr.serverapp.strategy import (
     DifferentialPrivacyServerSideFixedClipping,
 )
 
-from fedprism.errors import BadInput
+from fedprism import integrations
 from fedprism.integrations import flower
 from fedprism.integrations.facts import read_facts
 from fedprism.integrations.findings import load_findings
@@ -49,6 +49,7 @@ from flower_runs import (
     fit_app,
     message_app,
     normalized_model,
+    recorded,
     run_secure,
     server_context,
     small_model,
@@ -68,7 +69,7 @@ def _quiet() -> None:
 
 
 def test_a_strategy_is_recorded_client_by_client(tmp_path: Path) -> None:
-    strategy = flower.RecordingStrategy(averaging(), tmp_path / "run", model=small_model(), knowledge=KNOWN)
+    strategy = recorded(averaging(), tmp_path / "run", model=small_model(), knowledge=KNOWN)
     result = start(strategy, LocalGrid(message_app(), 4), rounds=2)
     observation = fp.captures.load(tmp_path / "run")
     assert [seen.index for seen in observation.rounds] == [1] * 4 + [2] * 4
@@ -89,10 +90,8 @@ def test_a_strategy_is_recorded_client_by_client(tmp_path: Path) -> None:
 
 
 def test_the_grid_below_sees_the_same(tmp_path: Path) -> None:
-    start(
-        flower.RecordingStrategy(averaging(2), tmp_path / "above", model=small_model()), LocalGrid(message_app(), 2), 2
-    )
-    start(averaging(2), flower.RecordingGrid(LocalGrid(message_app(), 2), tmp_path / "below", model=small_model()), 2)
+    start(recorded(averaging(2), tmp_path / "above", model=small_model()), LocalGrid(message_app(), 2), 2)
+    start(averaging(2), recorded(LocalGrid(message_app(), 2), tmp_path / "below", model=small_model()), 2)
     above, below = (
         sorted(fp.captures.load(tmp_path / name).rounds, key=lambda seen: (seen.index, seen.participants))
         for name in ("above", "below")
@@ -104,7 +103,7 @@ def test_the_grid_below_sees_the_same(tmp_path: Path) -> None:
 
 
 def test_recorded_updates_are_attacked(tmp_path: Path) -> None:
-    strategy = flower.RecordingStrategy(averaging(2), tmp_path / "run", model=small_model(), knowledge=KNOWN)
+    strategy = recorded(averaging(2), tmp_path / "run", model=small_model(), knowledge=KNOWN)
     start(strategy, LocalGrid(message_app(), 2))
     observation = fp.captures.load(tmp_path / "run")
     alone = next(s for s in observation.rounds if s.examples == (1,))
@@ -120,17 +119,12 @@ def test_buffers_are_told_from_parameters(tmp_path: Path) -> None:
     grid = LocalGrid(app, 4)
     grid.contexts = {node: c for node, c in grid.contexts.items() if c.node_config["partition-id"] % 2}
     model = normalized_model()
-    start(flower.RecordingStrategy(averaging(2), tmp_path / "run", model=model), grid, 2, model)
+    start(recorded(averaging(2), tmp_path / "run", model=model), grid, 2, model)
     seen = fp.captures.load(tmp_path / "run", model=normalized_model()).rounds
     assert set(seen[0].update) == {"1.weight", "1.bias", "2.weight", "2.bias"}
     assert seen[0].buffers_before["1.num_batches_tracked"] == 0
     assert seen[0].buffers_after["1.num_batches_tracked"] == 1
     assert not torch.equal(seen[0].buffers_after["1.running_mean"], seen[0].buffers_before["1.running_mean"])
-
-
-def test_an_existing_folder_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="new folder"):
-        flower.RecordingStrategy(averaging(), tmp_path)
 
 
 def test_answers_that_cannot_be_recorded_do_not_end_the_run(tmp_path: Path) -> None:
@@ -148,9 +142,7 @@ def test_answers_that_cannot_be_recorded_do_not_end_the_run(tmp_path: Path) -> N
         return reply
 
     name = list(small_model().state_dict())[-1]
-    grid = flower.RecordingGrid(
-        LocalGrid(message_app(mods=[spoil]), 5, broken=[3]), tmp_path / "run", model=small_model()
-    )
+    grid = recorded(LocalGrid(message_app(mods=[spoil]), 5, broken=[3]), tmp_path / "run", model=small_model())
     arrays = ArrayRecord(small_model().state_dict())
     content = RecordDict({"arrays": arrays})
     messages = [Message(content, dst_node_id=node, message_type="train") for node in grid.get_node_ids()]
@@ -172,7 +164,7 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Frozen]:
     folder, strategy = tmp_path_factory.mktemp("secure") / "run", Frozen(COHORTS)
     local = LocalGrid(fit_app(), 4)
 
-    grid = flower.RecordingGrid(local, folder, model=small_model(), knowledge=KNOWN)
+    grid = recorded(local, folder, model=small_model(), knowledge=KNOWN)
     configure = strategy.configure_fit
 
     def configured(server_round: int, *rest: Any, **named: Any) -> Any:
@@ -237,9 +229,11 @@ def test_every_client_is_taken_out_of_the_sums_and_inverted(secure: tuple[Path, 
 def test_masks_that_do_not_come_off_leave_no_round(tmp_path: Path) -> None:
     local = LocalGrid(fit_app(), 4, broken=[0, 1, 2])
     local.breaks_at = "unmask"
-    grid = flower.RecordingGrid(local, tmp_path / "run", model=small_model())
+    grid = recorded(local, tmp_path / "run", model=small_model())
     run_secure(grid, Frozen([[0, 1, 2, 3]]), server_context(), 1)
-    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "run" / "capture.json").exists()
+    (facts,) = read_facts(tmp_path / "run")
+    assert "mask" in facts.problems[str(FIRST_NODE)]
 
 
 def test_a_round_that_is_given_up_is_noted(tmp_path: Path) -> None:
@@ -250,7 +244,7 @@ def test_a_round_that_is_given_up_is_noted(tmp_path: Path) -> None:
 
     local = LocalGrid(fit_app(), 4)
     local.breaks_at = "collect_masked_vectors"
-    grid = flower.RecordingGrid(local, tmp_path / "run", model=small_model())
+    grid = recorded(local, tmp_path / "run", model=small_model())
     run_secure(grid, Recovering([[0, 1, 2, 3]] * 2), server_context(), 2)
     assert [seen.index for seen in fp.captures.load(tmp_path / "run").rounds] == [2]
     first, second = read_facts(tmp_path / "run")
@@ -265,7 +259,7 @@ def test_clipping_on_the_server_shows_it_raw_updates(tmp_path: Path) -> None:
     private = DifferentialPrivacyServerSideFixedClipping(
         averaging(), noise_multiplier=0.5, clipping_norm=0.01, num_sampled_clients=10
     )
-    start(flower.RecordingStrategy(private, tmp_path / "run", model=small_model()), LocalGrid(message_app(), 4))
+    start(recorded(private, tmp_path / "run", model=small_model()), LocalGrid(message_app(), 4))
     for seen in fp.captures.load(tmp_path / "run").rounds:
         assert_close(seen.update, expected_update(client_number(seen.participants[0])))
     found = {finding.check: finding for finding in load_findings(tmp_path / "run")}
@@ -279,7 +273,7 @@ def test_adaptive_clipping_is_read_as_it_stands_in_each_round(tmp_path: Path) ->
     private = DifferentialPrivacyServerSideAdaptiveClipping(
         averaging(2), noise_multiplier=0.1, num_sampled_clients=2, initial_clipping_norm=0.01
     )
-    start(flower.RecordingStrategy(private, tmp_path / "run", model=small_model()), LocalGrid(message_app(), 2), 2)
+    start(recorded(private, tmp_path / "run", model=small_model()), LocalGrid(message_app(), 2), 2)
     first, second = (facts.noise for facts in read_facts(tmp_path / "run"))
     assert first.clipped_by == "server"
     assert first.clipping_norm == pytest.approx(0.01)
@@ -292,7 +286,7 @@ def test_clipping_on_the_client_leaves_no_raw_update(tmp_path: Path) -> None:
         averaging(2), noise_multiplier=1.0, clipping_norm=0.01, num_sampled_clients=2
     )
     grid = LocalGrid(message_app(mods=[fixedclipping_mod]), 2)
-    start(flower.RecordingStrategy(private, tmp_path / "run", model=small_model()), grid)
+    start(recorded(private, tmp_path / "run", model=small_model()), grid)
     for seen in fp.captures.load(tmp_path / "run").rounds:
         assert length(seen.update) == pytest.approx(0.01, rel=1e-3)
     found = {finding.check for finding in load_findings(tmp_path / "run")}
@@ -304,7 +298,7 @@ def test_clients_that_do_not_clip_are_found_out(tmp_path: Path) -> None:
     private = DifferentialPrivacyClientSideFixedClipping(
         averaging(2), noise_multiplier=1.0, clipping_norm=0.01, num_sampled_clients=2
     )
-    start(flower.RecordingStrategy(private, tmp_path / "run", model=small_model()), LocalGrid(message_app(), 2))
+    start(recorded(private, tmp_path / "run", model=small_model()), LocalGrid(message_app(), 2))
     found = {finding.check: finding for finding in load_findings(tmp_path / "run")}
     assert found["clipping-left-out"].evidence["longer"] == 2
     longest = max(length(expected_update(number)) for number in range(2))
@@ -318,7 +312,7 @@ def older(wrapper: Any, tmp_path: Path, mods: tuple[Any, ...] = (), rounds: int 
         initial_parameters=ndarrays_to_parameters(arrays), fraction_evaluate=0.0, min_fit_clients=2
     )
     private = wrapper(inner, noise_multiplier=0.5, num_sampled_clients=10, **settings)
-    grid = flower.RecordingGrid(LocalGrid(fit_app(mods), 2), tmp_path / "run", model=small_model(), strategy=private)
+    grid = recorded(LocalGrid(fit_app(mods), 2), tmp_path / "run", model=small_model(), strategy=private)
     legacy = LegacyContext(context=server_context(), config=ServerConfig(num_rounds=rounds), strategy=private)
     DefaultWorkflow()(grid, legacy)
     return {finding.check: finding for finding in load_findings(tmp_path / "run")}
@@ -387,7 +381,7 @@ def test_the_example_app_records_what_its_server_sees(
         own.run_config.update(settings)
     server(grid, context)
     (capture,) = (tmp_path / "captures").iterdir()
-    assert f"fedprism attack {capture} --with dense-inversion" in capsys.readouterr().out
+    assert f"fedprism attack {capture} --attack dense-inversion" in capsys.readouterr().out
     assert len(fp.captures.load(capture).rounds) == 2 * settings["rounds"]
     assert ("samples-read-off" in {finding.check for finding in load_findings(capture)}) is not defended
 
@@ -396,11 +390,9 @@ def test_the_example_app_records_what_its_server_sees(
 
 
 def test_the_watch_stops_a_run_that_leaks_and_keeps_what_was_seen(tmp_path: Path) -> None:
-    watch = flower.Watch(stop_above=0.5)
-    strategy = flower.RecordingStrategy(
-        averaging(), tmp_path / "run", model=small_model(), knowledge=KNOWN, watch=watch
-    )
-    with pytest.raises(flower.LeakageLimit, match="round 1"):
+    watch = integrations.Watch(stop_above=0.5)
+    strategy = recorded(averaging(), tmp_path / "run", model=small_model(), knowledge=KNOWN, watch=watch)
+    with pytest.raises(integrations.LeakageLimit, match="round 1"):
         start(strategy, LocalGrid(message_app(), 4), 3)
     assert {seen.index for seen in fp.captures.load(tmp_path / "run").rounds} == {1}
     (facts,) = read_facts(tmp_path / "run")
@@ -410,8 +402,8 @@ def test_the_watch_stops_a_run_that_leaks_and_keeps_what_was_seen(tmp_path: Path
 
 def test_the_watch_lets_a_defended_run_go_on(tmp_path: Path) -> None:
     noise = flower.DefenseMod(fp.chain(fp.defenses.Clip(0.1), fp.defenses.GaussianNoise(0.05)), seed=0)
-    strategy = flower.RecordingStrategy(
-        averaging(), tmp_path / "run", model=small_model(), knowledge=KNOWN, watch=flower.Watch(stop_above=0.5)
+    strategy = recorded(
+        averaging(), tmp_path / "run", model=small_model(), knowledge=KNOWN, watch=integrations.Watch(stop_above=0.5)
     )
     start(strategy, LocalGrid(message_app(mods=[noise]), 4), 2)
     assert [facts.leakage.samples for facts in read_facts(tmp_path / "run")] == [0.0, 0.0]
@@ -422,8 +414,6 @@ def test_the_watch_stops_on_a_tampered_model(tmp_path: Path) -> None:
     with torch.no_grad():
         first = next(parameter for parameter in model.parameters() if parameter.dim() == 2)
         first.copy_(first[:1].expand_as(first))
-    strategy = flower.RecordingStrategy(
-        averaging(2), tmp_path / "run", model=model, watch=flower.Watch(stop_on_findings=True)
-    )
-    with pytest.raises(flower.LeakageLimit, match="tampering"):
+    strategy = recorded(averaging(2), tmp_path / "run", model=model, watch=integrations.Watch(stop_on_findings=True))
+    with pytest.raises(integrations.LeakageLimit, match="tampering"):
         start(strategy, LocalGrid(message_app(), 2), 1, model)

@@ -29,6 +29,7 @@ from flower_runs import (
     fit_app,
     message_app,
     normalized_model,
+    recorded,
     run_secure,
     server_context,
     small_model,
@@ -38,7 +39,7 @@ from flower_runs import (
 
 
 def recorded_updates(tmp_path: Path, app: Any, model: Any = small_model) -> dict[int, Any]:
-    strategy = flower.RecordingStrategy(averaging(2), tmp_path / "run", model=model())
+    strategy = recorded(averaging(2), tmp_path / "run", model=model())
     start(strategy, LocalGrid(app, 2), 1, model())
     return {client_number(seen.participants[0]): seen.update for seen in fp.captures.load(tmp_path / "run").rounds}
 
@@ -87,7 +88,7 @@ def test_buffers_are_not_defended(tmp_path: Path) -> None:
 
 def test_a_defense_works_inside_secure_aggregation(tmp_path: Path) -> None:
     app = fit_app(mods=[secaggplus_mod, flower.DefenseMod(fp.defenses.Clip(0.05), model=small_model())])
-    grid = flower.RecordingGrid(LocalGrid(app, 3), tmp_path / "run", model=small_model())
+    grid = recorded(LocalGrid(app, 3), tmp_path / "run", model=small_model())
     run_secure(grid, Frozen([[0, 1, 2]]), server_context(), 1)
     (seen,) = fp.captures.load(tmp_path / "run").rounds
     assert length(seen.update) <= 0.05 + 1e-3
@@ -114,7 +115,7 @@ def test_a_tampered_model_is_refused_and_an_honest_one_is_trained_on(tmp_path: P
         first = next(parameter for parameter in model.parameters() if parameter.dim() == 2)
         first.copy_(first[:1].expand_as(first))
     assert fp.inspection.inspect(model.state_dict()).serious
-    grid = flower.RecordingGrid(LocalGrid(app, 2), tmp_path / "run")
+    grid = recorded(LocalGrid(app, 2), tmp_path / "run")
     content = RecordDict({"arrays": ArrayRecord(model.state_dict())})
     messages = [Message(content, dst_node_id=node, message_type="train") for node in grid.get_node_ids()]
     replies = list(grid.send_and_receive(messages))

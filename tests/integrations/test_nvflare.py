@@ -17,6 +17,7 @@ import fedprism as fp
 pytest.importorskip("nvflare", reason='needs nvflare: pip install "fedprism[nvflare]"')
 
 from nvflare.apis.dxo import DXO, DataKind
+from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReservedKey
 from nvflare.apis.fl_context import FLContext, FLContextManager
 from nvflare.apis.shareable import Shareable
@@ -49,6 +50,9 @@ class Server:
         shareable.set_peer_props({ReservedKey.IDENTITY_NAME: client})
         return self.back.process(shareable, self.context(FilterKey.IN))
 
+    def ends(self) -> None:
+        self.back.handle_event(EventType.END_RUN, self.contexts.new_context())
+
 
 def _shareable(data: dict[str, Any], kind: str, index: int) -> Shareable:
     shareable = DXO(data_kind=kind, data=data).to_shareable()
@@ -66,6 +70,7 @@ def test_weights_and_differences_become_rounds(tmp_path: Path) -> None:
     server.receives(change, DataKind.WEIGHT_DIFF, 0, "../site-2")
     server.sends(full, 1)
     server.receives(change, DataKind.WEIGHT_DIFF, 1, "site-1")
+    server.ends()
     observation = fp.captures.load(tmp_path / "run")
     assert [(seen.index, seen.participants) for seen in observation.rounds] == [
         (0, ("site-1",)),
@@ -87,8 +92,10 @@ def test_answers_that_cannot_be_recorded_pass_by(tmp_path: Path) -> None:
     server.receives({"layer.weight": np.ones((3, 3), np.float32)}, DataKind.WEIGHT_DIFF, 0, "another-shape")
     server.receives({"layer.bias": np.full(2, np.nan, np.float32)}, DataKind.WEIGHT_DIFF, 0, "not-a-number")
     server.receives({"loss": 1.0}, DataKind.METRICS, 0, "metrics")
-    assert not (tmp_path / "run").exists()
+    server.ends()
+    assert not (tmp_path / "run" / "capture.json").exists()
     server.receives({"layer.bias": np.ones(2, np.float32)}, DataKind.WEIGHT_DIFF, 0, "a-part")
+    server.ends()
     (seen,) = fp.captures.load(tmp_path / "run").rounds
     assert seen.participants == ("a-part",)
     assert set(seen.update) == {"layer.bias"}
@@ -101,6 +108,7 @@ def test_a_factory_tells_buffers_from_parameters(tmp_path: Path, monkeypatch: py
     state = {name: tensor.numpy() for name, tensor in torch.nn.BatchNorm1d(2).state_dict().items()}
     server.sends(state, 0)
     server.receives({name: value + 1 for name, value in state.items()}, DataKind.WEIGHTS, 0, "site-1")
+    server.ends()
     (seen,) = fp.captures.load(tmp_path / "run").rounds
     assert set(seen.update) == {"weight", "bias"}
     assert seen.buffers_after["num_batches_tracked"] == 1
@@ -157,3 +165,36 @@ def test_a_job_in_the_simulator_is_recorded(tmp_path: Path) -> None:
         (sent,), (update,) = seen.params.values(), seen.update.values()
         torch.testing.assert_close(sent.float(), start + 0.5 * seen.index)
         torch.testing.assert_close(update.float(), torch.full((2, 2), 0.5))
+
+
+def test_a_filter_is_told_what_attacks_need(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    known = {"input_shape": [1, 2, 3], "loss": "mse", "batch_size": 1, "bounds": [0, 1], "local_lr": 0.1}
+    known |= {"local_epochs": 1, "local_batch_size": 1, "local_optimizer": {"name": "adam"}}
+    server = Server(tmp_path / "run", knowledge=known)
+    server.sends(MODEL, 0)
+    server.receives(MODEL, DataKind.WEIGHTS, 0, "site-1")
+    server.ends()
+    told = fp.captures.load(tmp_path / "run").knowledge
+    assert (told.input_shape, told.loss, told.local_lr, told.local_optimizer) == (
+        (1, 2, 3),
+        "mse",
+        0.1,
+        fp.optimizers.Adam(),
+    )
+    assert "does not tell" not in caplog.text
+    with pytest.raises(fp.FedprismError, match="knowledge as a capture writes it"):
+        CaptureFilter(str(tmp_path / "other"), knowledge={"imput_shape": [1]})
+
+
+def test_nothing_that_a_filter_does_ends_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(tmp_path / "run")
+    sent = server.sends({"words": np.array(["no", "numbers"])}, 0)
+    assert list(sent["DXO"]["data"]) == ["words"]
+    server.sends(MODEL, 1)
+
+    def planted(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr("fedprism.integrations.nvflare.Recording", planted)
+    answer = server.receives(MODEL, DataKind.WEIGHTS, 1, "site-1")
+    assert list(answer["DXO"]["data"]) == list(MODEL)

@@ -18,10 +18,12 @@ from fedprism.captures.growing import GrowingCapture
 from fedprism.errors import BadCapture, BadInput
 from fedprism.evaluation.residuals import residuals
 from fedprism.inspection import Severity
+from fedprism.integrations.arrays import named
 from fedprism.integrations.facts import FILE, CentralNoise, RoundFacts, plain_metrics, read_facts
 from fedprism.integrations.findings import effective_multiplier, findings, load_findings, save_findings
 from fedprism.integrations.leakage import LeakageLimit, Watch, labels_read, samples_read
-from fedprism.integrations.recording import Recording, named
+from fedprism.integrations.recording import Recording
+from fedprism.integrations.updates import Answer, Sent, round_of
 
 DIGITS = fp.data.load("digits")
 
@@ -77,32 +79,45 @@ def test_stated_examples_stand_in_for_the_batch_size(tmp_path: Path) -> None:
     assert read.rounds[2].examples == (2**31,)
 
 
+def answers(recorded: fp.Round, *names: str) -> tuple[dict[str, Any], list[Answer]]:
+    """What clients were sent and sent back, if each made the same step."""
+    after = {name: recorded.params[name] + tensor for name, tensor in recorded.update.items()}
+    return dict.fromkeys(names, recorded.params), [Answer((name,), after, recorded.examples) for name in names]
+
+
 def test_a_full_capture_is_left_as_it_is_and_the_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen, _ = seen_round()
     recording = Recording(tmp_path / "run", model=model())
-    recording.add(facts(1), [seen])
+    recording.add(facts(1), *answers(seen, "a"))
+    recording.wait()
     monkeypatch.setattr("fedprism.captures.growing.MOST_MANIFEST_BYTES", 10)
-    recording.add(facts(2), [seen, seen])
-    recording.add(facts(3), [seen])
-    assert caplog.text.count("nothing more is recorded") == 1
-    assert len(fp.captures.load(tmp_path / "run").rounds) == len(read_facts(tmp_path / "run")) == 1
+    recording.add(facts(2), *answers(seen, "a", "b"))
+    recording.wait()
+    recording.add(facts(3), *answers(seen, "a"))
+    recording.wait()
+    assert caplog.text.count("no updates are recorded from round 2 on") == 1
+    assert len(fp.captures.load(tmp_path / "run").rounds) == 1
+    assert [round_.left_out is None for round_ in read_facts(tmp_path / "run")] == [True, False, False]
+    assert {path.name for path in (tmp_path / "run").glob("*.safetensors")} == {
+        "params-0.safetensors",
+        "update-0.safetensors",
+    }, "files that the manifest does not name are gone"
 
 
-def test_updates_that_do_not_fit_the_model_are_refused(tmp_path: Path) -> None:
-    recording = Recording(tmp_path / "run", model=model())
-    before = dict(model().named_parameters())
-    before = {name: tensor.detach() for name, tensor in before.items()}
+def test_updates_that_do_not_fit_the_model_are_refused() -> None:
+    before = {name: tensor.detach() for name, tensor in model().named_parameters()}
     name = next(iter(before))
     for after, word in [
         ({"other": torch.zeros(3)}, "no such tensor"),
         ({name: torch.zeros(3)}, "shape"),
         ({name: before[name] * float("inf")}, "infinity"),
+        ({name: before[name].to(torch.complex64)}, "real or whole numbers"),
         ({}, "at least one parameter"),
     ]:
         with pytest.raises(BadInput, match=word):
-            recording.update_of(before, after, index=0, participants=("a",))
+            round_of(Sent.of(before, ()), Answer(("a",), after), index=0)
 
 
 def test_lists_of_arrays_are_named_after_the_model() -> None:
@@ -274,9 +289,10 @@ def test_the_watch_and_the_report_judge_alike(size: int, defense: Any) -> None:
 def test_the_client_whose_sample_was_read_off_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     hidden, knowledge = seen_round(1, fp.defenses.GaussianNoise(100.0))
     open_, _ = seen_round(1)
-    rounds = [dataclasses.replace(hidden, participants=("a",)), dataclasses.replace(open_, participants=("b",))]
+    (to_a, of_a), (to_b, of_b) = answers(hidden, "a"), answers(open_, "b")
     recording = Recording(tmp_path / "run", model=model(), knowledge=knowledge, watch=Watch())
-    recording.add(facts(replied=("a", "b")), rounds)
+    recording.add(facts(replied=("a", "b")), {**to_a, **to_b}, [*of_a, *of_b])
+    recording.wait()
     assert "leakage 1.00 of samples of b" in caplog.text
     (finding,) = [each for each in load_findings(tmp_path / "run") if each.check == "samples-read-off"]
     assert "100% of the samples behind the update of b" in finding.sentence
@@ -286,11 +302,11 @@ def test_the_watch_logs_and_stops(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     seen, knowledge = seen_round(1)
     seen = dataclasses.replace(seen, participants=("a",))
     quiet = Recording(tmp_path / "logged", model=model(), knowledge=knowledge, watch=Watch())
-    quiet.add(facts(replied=("a",)), [seen])
+    quiet.add(facts(replied=("a",)), *answers(seen, "a"))
     assert "leakage 1.00 of samples" in caplog.text
     strict = Recording(tmp_path / "stopped", model=model(), knowledge=knowledge, watch=Watch(stop_above=0.2))
     with pytest.raises(LeakageLimit, match="at most 20%"):
-        strict.add(facts(replied=("a",)), [seen])
+        strict.add(facts(replied=("a",)), *answers(seen, "a"))
     assert len(fp.captures.load(tmp_path / "stopped").rounds) == 1
     (told,) = read_facts(tmp_path / "stopped")
     assert told.norms["a"] == pytest.approx(told.leakage.norm)
@@ -298,9 +314,11 @@ def test_the_watch_logs_and_stops(tmp_path: Path, caplog: pytest.LogCaptureFixtu
         Watch(stop_above=2.0)
 
 
-def test_a_recorder_says_what_attacks_will_lack(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_recorder_says_all_that_attacks_will_lack(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    told = fp.Knowledge(input_shape=(1, 8, 8), loss="cross_entropy", batch_size=1, bounds=(0.0, 1.0))
     with caplog.at_level(logging.WARNING, logger="fedprism"):
-        Recording(tmp_path / "told", knowledge=fp.Knowledge(input_shape=(1, 8, 8), loss="cross_entropy"))
+        Recording(tmp_path / "told", knowledge=told, uplink="gradient")
         assert caplog.text == ""
         Recording(tmp_path / "untold")
-    assert "does not tell input_shape and loss" in caplog.text
+    assert "input_shape and loss and batch_size, which attacks need; bounds and local_lr" in caplog.text
+    assert 'knowledge = { input_shape = [3, 32, 32], loss = "cross_entropy"' in caplog.text

@@ -1,4 +1,4 @@
-"""The map of a network: what feeds an operation, which parameters are tied, and plain stacks of dense layers."""
+"""The map of a network: what feeds an operation, and plain stacks of dense layers."""
 
 from __future__ import annotations
 
@@ -37,26 +37,12 @@ def test_a_bias_that_is_added_by_a_call_of_its_own_belongs_to_its_layer() -> Non
     assert (output.weight, output.bias) == ("output.weight", "output.bias")
 
 
-def test_the_operations_that_are_fed_the_input_are_known() -> None:
-    network = mapped(*table())
-    assert [operation.weight for operation in network.operations if network.is_fed_input(operation)] == [
-        "category.weight"
-    ]
-
-
 def test_what_feeds_an_operation_is_known_through_a_change_of_shape() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 2, 2), nn.Flatten(), nn.Linear(16, 5))
     network = mapped(model, torch.rand(2, 3, 4, 4))
     convolution, dense = network.operations
     assert network.feeder(dense) is convolution
     assert network.feeder(convolution) is None
-    assert network.is_fed_input(convolution)
-
-
-def test_tied_parameters_are_known() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 4))
-    model[2].weight = model[0].weight
-    assert mapped(model, torch.rand(2, 4)).tied == {"0.weight"}
 
 
 def test_a_plain_stack_of_dense_layers_comes_with_its_activations() -> None:

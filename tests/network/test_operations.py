@@ -126,3 +126,31 @@ def test_watching_leaves_the_model_as_it_was() -> None:
     watched(model, torch.rand(4, 3))
     assert model.training
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_attention_with_a_matrix_for_each_of_its_inputs_is_fed_by_that_of_the_queries() -> None:
+    class Cross(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(WIDTH, 2, kdim=6, vdim=6, batch_first=True)
+
+        def forward(self, first: Tensor, second: Tensor) -> Tensor:
+            return self.attention(first, second, second)[0]
+
+    (operation,) = watched(Cross(), (torch.rand(2, 4, WIDTH), torch.rand(2, 5, 6)))
+    assert (operation.kind, operation.weight) == (Kind.ATTENTION, "attention.q_proj_weight")
+    assert {"attention.k_proj_weight", "attention.v_proj_weight"} <= set(operation.further)
+
+
+def test_every_parameter_of_a_computed_weight_is_found() -> None:
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(4, 3))
+    (operation,) = watched(layer, torch.rand(2, 4))
+    assert operation.derived
+    assert {operation.weight, operation.bias, *operation.further} == {name for name, _ in layer.named_parameters()}
+
+
+def test_bags_and_frozen_layers_are_found() -> None:
+    model = nn.Sequential(nn.EmbeddingBag(TOKENS, WIDTH), nn.Linear(WIDTH, 3).requires_grad_(False))
+    bag, dense = watched(model, words())
+    assert (bag.kind, bag.weight) == (Kind.EMBEDDING, "0.weight")
+    assert (dense.kind, dense.weight, dense.bias) == (Kind.DENSE, "1.weight", "1.bias")

@@ -145,7 +145,7 @@ def test_nothing_is_recommended_that_failed_or_was_not_tested() -> None:
 
 
 def said_of(*entries: dict[str, Any]) -> str:
-    return " ".join(verdict.headline(rows(*entries), "psnr", NAMED))
+    return " ".join(verdict.headline(rows(*entries), "psnr", "random weights"))
 
 
 def test_only_an_attack_that_succeeds_without_a_defense_is_stopped_by_one() -> None:
@@ -161,6 +161,15 @@ def test_only_an_attack_that_succeeds_without_a_defense_is_stopped_by_one() -> N
     assert "0 stopped" in said_of(attack(psnr=40.0), attack(defense="noise"), informed)
 
 
+def test_what_multiplies_an_update_by_one_number_stops_nothing() -> None:
+    said = said_of(attack(psnr=40.0), attack(defense="clip(norm=1.0)"), attack(defense="prune(ratio=0.9)"))
+    assert "Of 2 defenses, 1 stopped every attack that succeeds without it (prune(ratio=0.9))" in said
+    both = said_of(attack(psnr=40.0), attack(defense="clip(norm=1.0) + prune(ratio=0.9)"))
+    assert "1 stopped" in both
+    alone = said_of(attack(psnr=40.0), attack(defense="clip(norm=1.0)"))
+    assert "0 stopped" in alone
+
+
 def test_what_was_not_tested_is_not_called_stopped() -> None:
     broken = attack(defense="noise", attack="idlg", outcomes={"failed": 2}, metrics={}, samples=0)
     said = said_of(attack(psnr=40.0), attack(defense="noise"), broken, attack(defense="dp", psnr=41.0))
@@ -171,9 +180,8 @@ def test_what_was_not_tested_is_not_called_stopped() -> None:
 
 
 def test_random_and_trained_weights_are_told_apart() -> None:
-    trained = {"name": "fc2", "weights": "a/b"}
-    for model, words in (({"name": "fc2"}, "random weights"), (trained, "trained weights (b)")):
-        sentences = verdict.headline(rows(attack(psnr=40.0), attack(clients=2)), "psnr", {**NAMED, "model": model})
+    for words in ("random weights", "trained weights (b)"):
+        sentences = verdict.headline(rows(attack(psnr=40.0), attack(clients=2)), "psnr", words)
         assert sentences[0].startswith(f"With {words} and no defense, private samples were recovered (dense-inversion")
         assert sentences[1].startswith(f"With {words}, inconclusive settings: 1 of 2. The tested attacks failed")
 
@@ -186,7 +194,7 @@ def test_attackers_are_told_apart_by_what_they_know() -> None:
             attack(threat="somebody else", ceiling=LOW),
         ),
         "psnr",
-        NAMED,
+        "random weights",
     )
     assert [each.verdict for each in found] == [Verdict.LEAKS, Verdict.INCONCLUSIVE, Verdict.PROTECTED]
     assert found[0].who == "Someone who reads a client's traffic"

@@ -119,3 +119,25 @@ def test_what_recordings_show_about_their_protocol_is_kept_and_shown(tmp_path: P
     (audit.root / "findings.json").write_text("[]")
     with pytest.raises(BadInput, match=r"findings\.json"):
         report.render(audit)
+
+
+def test_pictures_that_were_not_kept_cannot_be_shown(tmp_path: Path) -> None:
+    plant(tmp_path, [captured()], plan=CAPTURED)
+    with pytest.raises(BadInput, match=r"add pictures = 8 under \[scores\]"):
+        report.write(tmp_path, show_images=True)
+    kept = {**CAPTURED, "scores": {**CAPTURED["scores"], "pictures": 2}}
+    plant(tmp_path, [captured()], plan=kept)
+    assert report.write(tmp_path, show_images=True).is_file()
+
+
+def test_the_assessment_counts_what_ran_and_one_cell_is_one_cell(tmp_path: Path) -> None:
+    refused = captured(outcomes={"skipped": 2}, reasons=["it needs to know the loss"], statuses=[], residual=None)
+    refused["cell"] = {**refused["cell"], "attack": "dlg", "settings": "Dlg()"}
+    page = Page(report.render(plant(tmp_path / "two", [captured(), refused], plan=CAPTURED)))
+    tested = page.text[page.text.index("What was tested") :][:300]
+    assert "1 attack (idlg) in 1 configuration" in tested
+    assert "dlg)" not in tested.replace("idlg)", "")
+    assert "2 cells that could not run" in page.text
+    alone = Page(report.render(plant(tmp_path / "one", [captured(outcomes={"done": 1})], plan=CAPTURED, seeds=(0,))))
+    assert "1 cell," in alone.text
+    assert "1 cells" not in alone.text

@@ -83,7 +83,7 @@ def test_large_tasks_pass_and_processes_use_one_thread() -> None:
 
 def test_a_task_that_takes_too_long_is_given_up() -> None:
     seen = outcomes(Processes(workers=2, timeout=4.0), mischief, ["sleep", "a", "b"])
-    assert seen == {0: Failure("the task was stopped after 4 seconds"), 1: "a", 2: "b"}
+    assert seen == {0: Failure("the task was stopped after 4 seconds", too_long=True), 1: "a", 2: "b"}
 
 
 def test_closing_stops_the_processes_and_keeps_what_was_yielded(tmp_path: Path) -> None:
@@ -125,6 +125,24 @@ def test_an_interrupt_stops_the_processes(tmp_path: Path) -> None:
     _, complaint = started.communicate()
     assert "KeyboardInterrupt" in complaint
     assert not is_running(int(mark.read_text()))
+
+
+def test_a_process_whose_parent_is_gone_ends_without_a_word(tmp_path: Path) -> None:
+    """The parent is killed before the answer is there: the pipe is broken when the process wants to give it."""
+    mark, script = tmp_path / "mark", tmp_path / "script.py"
+    script.write_text(
+        f"import sys\nsys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
+        "from fedprism.runtime.executors import Processes\nfrom executor_tasks import leave_a_mark_and_wait\n"
+        "if __name__ == '__main__':\n"
+        f"    list(Processes(workers=1).run(leave_a_mark_and_wait, [{str(mark)!r}]))\n"
+    )
+    started = subprocess.Popen([sys.executable, str(script)], stderr=subprocess.PIPE, text=True)
+    while started.poll() is None and (not mark.exists() or not mark.read_text()):
+        time.sleep(0.01)
+    started.kill()
+    (tmp_path / "go on").touch()
+    _, complaint = started.communicate()  # waits for the process, too, which holds the same pipe
+    assert complaint == ""
 
 
 @pytest.mark.parametrize("wrong", [{"workers": 0}, {"timeout": 0.0}, {"timeout": -1.0}])

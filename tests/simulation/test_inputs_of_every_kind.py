@@ -176,3 +176,13 @@ def test_tied_weights_are_one_parameter_whose_gradient_is_the_sum_over_its_uses(
     residual = unexplained(observation, truth.inputs, truth.labels)
     assert residual is not None
     assert residual < 1e-4
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+def test_labels_of_tokens_may_be_larger_than_texts_are_long(samples: int) -> None:
+    model = torch.nn.Sequential(torch.nn.Embedding(40, 6), torch.nn.Linear(6, 40))
+    rng = torch.Generator().manual_seed(0)
+    batch = fp.Batch(*(torch.randint(0, 40, (samples, 5), generator=rng) for _ in range(2)))
+    batch.labels[0, 0] = 39
+    observation, _ = fp.simulate(fp.Scenario(model=model, clients=[batch]), fp.threats.honest_but_curious, seed=0)
+    assert bool(observation.round.update["1.weight"].any())

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from fedprism import cli
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -75,11 +76,9 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_quick_commands_answer(command: str) -> None:
-    words = shlex.split(command)[1:]
-    done = subprocess.run([sys.executable, "-m", "fedprism", *words], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+def test_quick_commands_answer(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(shlex.split(command)[1:]) == 0
+    assert capsys.readouterr().out.strip()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

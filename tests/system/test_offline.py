@@ -53,6 +53,7 @@ from fedprism.cli import main
 
 less = template.text().replace("epochs = 5 ", "epochs = 1 ").replace("seeds = [0, 1] ", "seeds = [0] ")
 less = less.replace("batch_sizes = [1, 8] ", "batch_sizes = [1] ").replace("# timed_steps = 21", "timed_steps = 0")
+less = less.replace('lr = "search" ', "lr = 0.05 ")
 template.text = lambda *_: less
 for arguments in (
     ["demo", "-o", "demo"],

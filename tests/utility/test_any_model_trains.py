@@ -40,6 +40,28 @@ def test_a_model_of_tuples_is_trained_with_a_loss_of_ones_own() -> None:
     assert value(model) < before
 
 
+@pytest.mark.parametrize("name", ["per token", "one logit", "multi-label", "per pixel"])
+def test_answers_of_every_kind_are_counted_one_by_one(name: str) -> None:
+    kind = NAMED[name]
+    inputs, model = kind.inputs(4), build(kind)
+    assert isinstance(inputs, Tensor)
+    with torch.no_grad():
+        outputs = model(inputs)
+    if kind.loss == "binary_cross_entropy":
+        labels = (outputs > 0).to(kind.labels(1).dtype).reshape(kind.labels(4).shape)
+        wrong = 1 - labels
+    else:
+        at = 2 if name == "per token" else 1
+        labels = outputs.argmax(at)
+        wrong = (labels + 1) % outputs.shape[at]
+    half = torch.cat([labels[:2], wrong[2:]])
+    for answers, share in ((labels, 1.0), (wrong, 0.0), (half, 0.5)):
+        data = fp.Batch(inputs, answers)
+        still = {"epochs": 1, "batch_size": 4, "lr": 1e-12, "seeds": (0,), "device": "cpu", "timed_steps": 0}
+        measured = utility.measure(lambda seed: build(kind), data, data, loss=kind.loss, **still)
+        assert measured.accuracies == (share,)
+
+
 def test_accuracy_of_a_model_without_classes_is_refused() -> None:
     kind = NAMED["squared error"]
     data = fp.Batch(kind.inputs(16), kind.labels(16))

@@ -8,7 +8,7 @@ SHAPE = (3, 16, 16)
 
 
 def photographs(client: int) -> fp.Batch:
-    return fp.data.load("photos", size=16).draw(2, torch.Generator().manual_seed(client), unique_labels=True)
+    return fp.data.load("photos", size=16).draw(2, seed=client, unique_labels=True)
 
 
 def network() -> torch.nn.Module:

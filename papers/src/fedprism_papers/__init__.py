@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Mapping
 
-from fedprism_papers.shared.base import Outcome, Recipe, Row, Settings
+from fedprism_papers.shared.base import Measured, Recipe, Row, Settings
 from fedprism_papers.shared.report import carry_out, notes, table
 
-__all__ = ["RECIPES", "Outcome", "Recipe", "Row", "Settings", "carry_out", "notes", "table"]
+__all__ = ["RECIPES", "Measured", "Recipe", "Row", "Settings", "carry_out", "notes", "table"]
 
 MODULES = {  # where a module has several recipes, `:` and the name of this one
     "cpa-table-1": "cocktail_party.tables_1_3_and_4:TABLE_1",
@@ -38,7 +38,7 @@ MODULES = {  # where a module has several recipes, `:` and the name of this one
     "mkor-table-2": "mkor.table_2",
     "mkor-table-3": "mkor.vgg16:TABLE_3",
     "mkor-table-4": "mkor.vgg16:TABLE_4",
-    "mkor-limits": "mkor.vgg16:LIMITS",
+    "mkor-limits": "mkor.limits:LIMITS",
 }
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fedprism as fp
-from fedprism_papers import Outcome, Row, Settings
+from fedprism_papers import Measured, Row, Settings
 from fedprism_papers.cocktail_party import defenses as study
 from fedprism_papers.cocktail_party import methods as cpa
 from fedprism_papers.shared.measuring import OVER_40_DB, PSNR
@@ -29,9 +29,9 @@ def rows() -> dict[tuple[object, object], Row]:
     return {(row.cell["defense"], row.cell["strength"]): row for row in found}
 
 
-def measured(row: Row, method: str) -> Outcome:
+def measured(row: Row, method: str) -> Measured:
     entry = row.entries[method]
-    assert isinstance(entry, Outcome)
+    assert isinstance(entry, Measured)
     return entry
 
 

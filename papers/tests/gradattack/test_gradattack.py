@@ -11,7 +11,7 @@ import torch
 
 import fedprism as fp
 from fedprism.errors import BadInput
-from fedprism_papers import Outcome, Settings
+from fedprism_papers import Measured, Settings
 from fedprism_papers.gradattack import adaptive as adapting
 from fedprism_papers.gradattack import attackers as attackers
 from fedprism_papers.gradattack import fig_1 as fig_1
@@ -49,7 +49,7 @@ def test_average_best_and_spread_are_over_all_images(data: study.Data) -> None:
     pixels = images.inputs * std + mean
     moved = (torch.where(pixels < 0.5, pixels + 0.1, pixels - 0.1) - mean) / std  # 20 dB off
 
-    def outcome(*parts: torch.Tensor) -> Outcome:
+    def outcome(*parts: torch.Tensor) -> Measured:
         answers = study.Answers(parts=tuple(fp.Reconstruction(inputs=part) for part in parts), seconds=(1.0,))
         return study.scored(answers, images, data.normalization, QUICK)
 
@@ -99,7 +99,7 @@ def test_figure_1_says_what_was_chosen(photograph: fig_1.Scene) -> None:
     assert isinstance(row.entries[fig_1.TV], float)
     assert isinstance(row.entries[fig_1.BN], float)
     chosen = row.entries[fig_1.CHOSEN]
-    assert isinstance(chosen, Outcome)
+    assert isinstance(chosen, Measured)
     assert repr(row.entries[fig_1.TV]) in chosen.settings
     assert "pulled towards the running statistics" in chosen.statuses[0]
     assert "labels known" in chosen.statuses[0]
@@ -164,8 +164,8 @@ def test_labels_optimised_with_the_images_show_less_of_them(data: study.Data) ->
     answers = {name: labels.observe(name, batches, target, settings) for name in (labels.KNOWN, labels.JOINT)}
     row = labels.row(labels.EVEN, 4, answers, data, settings)
     known, joint = row.entries[labels.KNOWN], row.entries[labels.JOINT]
-    assert isinstance(known, Outcome)
-    assert isinstance(joint, Outcome)
+    assert isinstance(known, Measured)
+    assert isinstance(joint, Measured)
     assert known.mean(labels.LABELS_RIGHT) == 1
     assert known.mean("PSNR") > joint.mean("PSNR") + 1  # by 3 to 13 dB over twelve draws
     assert "labels known" in known.statuses[0]
@@ -268,7 +268,7 @@ def test_the_quick_table_runs_and_says_naive_and_adaptive(monkeypatch: pytest.Mo
     for label, row in rows.items():
         assert row.entries["accuracy, %, paper"] is None, "the paper's numbers are not for these photographs"
         assert (row.entries["adaptive"] is None) == (label == "none"), "there is nothing to adapt to"
-        assert all(math.isfinite(entry.mean("PSNR")) for entry in row.entries.values() if isinstance(entry, Outcome))
+        assert all(math.isfinite(entry.mean("PSNR")) for entry in row.entries.values() if isinstance(entry, Measured))
     assert rows["none"].entries["drop"] == 0.0
     accuracy = rows["none"].entries["accuracy, %"]
     assert isinstance(accuracy, float)
@@ -276,17 +276,17 @@ def test_the_quick_table_runs_and_says_naive_and_adaptive(monkeypatch: pytest.Mo
     signs = "GradPrune 0.9 + Intra-InstaHide 4"
     for mixed, answers in (("MixUp 4", 1), (signs, 4)):  # all epochs at once; two batches in each of two epochs
         outcome = rows[mixed].entries["adaptive"]
-        assert isinstance(outcome, Outcome)
+        assert isinstance(outcome, Measured)
         assert len(outcome.seconds) == answers
     at_once = rows["MixUp 4"].entries["adaptive"]
-    assert isinstance(at_once, Outcome)
+    assert isinstance(at_once, Measured)
     assert "8 mixtures of 4 samples at once" in at_once.statuses[0]
     assert table.figure(list(rows.values())).count("<polyline") == 4
 
 
 def test_the_figure_shows_the_better_attacker_at_one_batch_size() -> None:
     def row(label: str, size: int, accuracy: float | None, *found: float) -> Row:
-        entries = [Outcome(values={"LPIPS": (value,), "PSNR": (value,)}, seconds=(1.0,)) for value in found]
+        entries = [Measured(values={"LPIPS": (value,), "PSNR": (value,)}, seconds=(1.0,)) for value in found]
         named = dict(zip((parts.NAIVE, parts.ADAPTIVE), entries, strict=False))
         return Row(
             cell={"defense": label, "n": size},
@@ -317,8 +317,8 @@ def test_soteria_fools_only_who_does_not_know_it(data: study.Data) -> None:
     )
     entries = adapting.row(target, 2, data, settings, say).entries
     naive, adaptive = (entries[name] for name in (adapting.NAIVE, adapting.ADAPTIVE))
-    assert isinstance(naive, Outcome)
-    assert isinstance(adaptive, Outcome)
+    assert isinstance(naive, Measured)
+    assert isinstance(adaptive, Measured)
     assert adaptive.mean("PSNR") > naive.mean("PSNR") + 1  # by 2.5 to 5 dB over twelve draws
 
 
@@ -331,8 +331,8 @@ def test_who_knows_of_pruned_signs_has_more_than_who_does_not(data: study.Data) 
     )
     entries = adapting.row(target, 2, data, settings, say).entries
     naive, adaptive = (entries[name] for name in (adapting.NAIVE, adapting.ADAPTIVE))
-    assert isinstance(naive, Outcome)
-    assert isinstance(adaptive, Outcome)
+    assert isinstance(naive, Measured)
+    assert isinstance(adaptive, Measured)
     assert adaptive.mean("PSNR") > naive.mean("PSNR") + 0.25  # by 1.2 to 3.4 dB over twelve draws
 
 
@@ -345,8 +345,8 @@ def test_where_nothing_is_repeated_the_two_attackers_are_one(data: study.Data) -
 
     rounded = entries(fp.defenses.Quantize(4))
     naive, adaptive = rounded[adapting.NAIVE], rounded[adapting.ADAPTIVE]
-    assert isinstance(naive, Outcome)
-    assert isinstance(adaptive, Outcome)
+    assert isinstance(naive, Measured)
+    assert isinstance(adaptive, Measured)
     assert adaptive.mean("PSNR") == naive.mean("PSNR")
     assert entries(fp.chain())[adapting.ADAPTIVE] is None, "there is nothing to adapt to"
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fedprism as fp
-from fedprism_papers import Outcome, Settings
+from fedprism_papers import Measured, Settings
 from fedprism_papers.mixing_gradients import direct
 from fedprism_papers.mixing_gradients.direct import (
     ANSWERED,
@@ -80,11 +80,11 @@ def test_a_row_that_cannot_be_divided_is_no_answer() -> None:
     assert int(found.counts.sum()) == batch.inputs.numel() // 2
 
 
-def played(layer: Layer, case: Case) -> dict[str, dict[str, Outcome]]:
+def played(layer: Layer, case: Case) -> dict[str, dict[str, Measured]]:
     """What was read, by loss and by the way of dividing."""
     rows = direct.play(layer, case, SMALL, lambda title: None)
     return {
-        str(row.cell["loss"]): {way: entry for way, entry in row.entries.items() if isinstance(entry, Outcome)}
+        str(row.cell["loss"]): {way: entry for way, entry in row.entries.items() if isinstance(entry, Measured)}
         for row in rows
     }
 
@@ -97,7 +97,7 @@ def test_equal_labels_are_answered_with_the_mean(layer: Layer) -> None:
         assert isinstance(mean, float)
         for way in (DIVIDED, REFERRED):
             entry = row.entries[way]
-            assert isinstance(entry, Outcome)
+            assert isinstance(entry, Measured)
             assert entry.mean(ERROR) == pytest.approx(mean, rel=0.1)
 
 

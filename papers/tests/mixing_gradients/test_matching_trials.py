@@ -19,10 +19,10 @@ from fedprism.attacks import (
     Pull,
     Starts,
     cosine,
+    joined,
     squared_error,
     uniform_start,
 )
-from fedprism.attacks.base import joined
 from fedprism.runtime import memory
 from fedprism.runtime.cuda_graphs import Engine
 from fedprism.solvers import MatchingSettings, TotalVariation, match_gradients

@@ -16,7 +16,7 @@ import torch
 import fedprism as fp
 from fedprism.defenses import Context
 from fedprism.metrics import THRESHOLD_LOOSE
-from fedprism_papers import Outcome, Row, Settings
+from fedprism_papers import Measured, Row, Settings
 from fedprism_papers.mixing_gradients import accuracy, mixing, trials
 from fedprism_papers.mixing_gradients.accuracy import TenClients, Training
 from fedprism_papers.mixing_gradients.mixing import cases, outcome
@@ -255,7 +255,7 @@ def test_a_quick_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(accuracy.utility, "measure", never)
     rows = report.carry_out(mixing.RECIPE, SMALL, tmp_path, silent)
     assert len(rows) == 2 * 3 * 2  # two networks, three losses, two kinds of labels
-    assert all(isinstance(row.entries[name], Outcome) for row in rows for name in ("l2", "angle", "orthogonal"))
+    assert all(isinstance(row.entries[name], Measured) for row in rows for name in ("l2", "angle", "orthogonal"))
     assert [row.entries.get("accuracy") is not None for row in rows] == [True] * 6 + [False] * 6
     assert len(drawn((tmp_path / "figure.svg").read_text(), "circle")) >= 36
     assert json.loads((tmp_path / "results.json").read_text()) == {**first, "complete": True}

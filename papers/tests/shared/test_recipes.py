@@ -21,10 +21,10 @@ from torch import Tensor, nn
 import fedprism as fp
 import fedprism_papers
 from fedprism import cli
+from fedprism.display.html import png
 from fedprism.errors import BadInput
-from fedprism.files import pictures
 from fedprism.pixels import to_pixels
-from fedprism_papers import RECIPES, Outcome, Recipe, Row, Settings
+from fedprism_papers import RECIPES, Measured, Recipe, Row, Settings
 from fedprism_papers.cocktail_party import features
 from fedprism_papers.cocktail_party import tables_1_3_and_4 as tables
 from fedprism_papers.cocktail_party.gradients import VictimBatches, histogram, match_features
@@ -37,9 +37,9 @@ from fedprism_papers.shared.victims import IMAGENET, Victim
 TINY = Settings(quick=True, sizes=(4,), iterations=3)
 
 
-def outcome(psnr: float, seconds: float = 1.5) -> Outcome:
+def outcome(psnr: float, seconds: float = 1.5) -> Measured:
     pictures = torch.full((2, 3, 8, 8), 0.25), torch.full((2, 3, 8, 8), 0.75)
-    return Outcome(values={PSNR: (psnr, psnr + 2)}, seconds=(seconds,), statuses=("done",), pictures=pictures)
+    return Measured(values={PSNR: (psnr, psnr + 2)}, seconds=(seconds,), statuses=("done",), pictures=pictures)
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, recipe: Recipe) -> None:
@@ -118,7 +118,7 @@ def test_what_is_finished_outlives_what_fails(
 ) -> None:
     plant(monkeypatch, made_up(rows=1, end=BadInput("expected more, found less; add some.")))
     assert cli.main(["reproduce", "made-up", "-o", "out"]) == 2
-    assert capsys.readouterr().err == "fedprism: expected more, found less; add some.\n"
+    assert capsys.readouterr().err == "error: expected more, found less; add some.\n"
     assert json.loads(Path("out/results.json").read_text())["complete"] is False
     assert "Unfinished" in Path("out/table.md").read_text()
     plant(monkeypatch, made_up(rows=1))
@@ -285,7 +285,7 @@ def test_images_from_features_are_compared_with_their_own_and_not_with_flatterin
 
     entries, _ = attack_cell(cell, {"swapped": Answer(make=swapped)}, TINY, print, "")
     found = entries["swapped"]
-    assert isinstance(found, Outcome)
+    assert isinstance(found, Measured)
     assert found.mean("cosine") == pytest.approx(0.5)  # three of six
     assert found.mean(PSNR) < 15
     assert found.mean(OVER_40_DB) == 0
@@ -300,7 +300,7 @@ def test_every_method_renders_the_same_images() -> None:
     shown = to_pixels(planted(cell).inputs[:2], (0.0, 1.0), cell.victim.normalization)
     for name in methods:
         found = entries[name]
-        assert isinstance(found, Outcome)
+        assert isinstance(found, Measured)
         assert found.pictures is not None
         originals, rendered = found.pictures
         torch.testing.assert_close(originals, shown)
@@ -313,7 +313,7 @@ def test_over_40_db_is_out_of_all_private_images() -> None:
     part = fp.Reconstruction(inputs=truth.inputs[[5, 1, 2]] + 1e-4, ambiguity=frozenset({"order"}), status="half")
     entries, _ = attack_cell(cell, {"half": Answer(make=lambda: part)}, TINY, print, "")
     found = entries["half"]
-    assert isinstance(found, Outcome)
+    assert isinstance(found, Measured)
     assert found.mean(OVER_40_DB) == found.mean("answered") == 0.5
     assert found.mean(PSNR) > 60
     assert found.statuses == ("half",)
@@ -351,7 +351,7 @@ def test_a_method_that_fails_leaves_a_word_and_the_others_go_on() -> None:
     entries, notes = attack_cell(cell, methods, TINY, print, "title")
     assert entries["large"] == entries["larger"] == "out of memory"
     assert entries["other"] == "does not apply"
-    assert isinstance(entries["fine"], Outcome)
+    assert isinstance(entries["fine"], Measured)
     assert len(entries["fine"].seconds) == 2
     assert notes == ("title, other: expected this, found that.",)
     assert list(dict.fromkeys(calls)) == ["OutOfMemoryError", "RuntimeError", "NotApplicable"]
@@ -363,7 +363,7 @@ def test_a_slow_method_may_have_fewer_batches() -> None:
     attacked = VictimBatches(victim=victim(), size=4, batches=3)
     cell = TableCell(attacked, {"slow": answer, "quick": answer}, "", {"slow": 1})
     (outcomes,) = attack_cells([cell], TINY, print)
-    assert [len(entry.seconds) for entry in outcomes.entries.values() if isinstance(entry, Outcome)] == [1, 3]
+    assert [len(entry.seconds) for entry in outcomes.entries.values() if isinstance(entry, Measured)] == [1, 3]
 
 
 def test_several_parts_at_a_time_give_the_same_table() -> None:
@@ -375,8 +375,8 @@ def test_several_parts_at_a_time_give_the_same_table() -> None:
         assert ours.cell == theirs.cell
         for name, found in theirs.entries.items():
             entry = ours.entries[name]
-            assert isinstance(entry, Outcome) == isinstance(found, Outcome)
-            if isinstance(entry, Outcome) and isinstance(found, Outcome):
+            assert isinstance(entry, Measured) == isinstance(found, Measured)
+            if isinstance(entry, Measured) and isinstance(found, Measured):
                 assert entry.values == found.values
                 assert entry.statuses == found.statuses
 
@@ -394,7 +394,7 @@ def test_originals_stand_above_what_came_back() -> None:
     picture, caption = sheets.contact_sheet({"paper": 0.1, "first": outcome(1.0), "second": outcome(2.0)})
     assert picture is not None
     assert caption == "From top to bottom: originals, first, second. Black: no answer."
-    with Image.open(io.BytesIO(pictures.png(picture))) as shown:
+    with Image.open(io.BytesIO(png(picture))) as shown:
         assert shown.size == (2 * 64 + sheets.GAP, 3 * 64 + 2 * sheets.GAP)
         assert [shown.getpixel((5, row * 66 + 5)) for row in range(3)] == [(64,) * 3, (191,) * 3, (191,) * 3]
 
@@ -452,7 +452,7 @@ def test_every_recipe_runs_without_data(name: str, tmp_path: Path, monkeypatch: 
     assert rows
     assert said
     for row in rows:
-        measured = [entry for entry in row.entries.values() if isinstance(entry, Outcome)]
+        measured = [entry for entry in row.entries.values() if isinstance(entry, Measured)]
         assert measured
         for entry in measured:
             assert entry.seconds

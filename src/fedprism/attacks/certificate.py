@@ -23,6 +23,8 @@ from fedprism.types import Batch, Observation, Update
 HALF_FORMATS = (torch.bfloat16, torch.float16)
 """Number formats that updates are rounded to on their way, coarsest first."""
 
+MOST_CLASSES = 100
+"""Labels that are tried one by one, each at the cost of a gradient."""
 LEAST_ERROR = 1e-6
 """Relative: what solvers that square their numbers leave in double precision."""
 
@@ -128,19 +130,35 @@ def rounding_error(update: Update) -> float:
 def certified(observation: Observation, inputs: Inputs, labels: Tensor | None) -> bool | None:
     """Whether these samples give the observed update to rounding error; None where nobody can tell."""
     residual = unexplained(observation, inputs, labels) if labels is not None else None
-    return None if residual is None else residual <= rounding_error(direction(observation.round))
+    if residual is None:
+        return None
+    explained = residual <= rounding_error(direction(observation.round))
+    return None if explained and not can_contradict(observation, inputs) else explained
+
+
+def can_contradict(observation: Observation, inputs: Inputs) -> bool:
+    """Whether the update holds more numbers than these samples, its scale aside: else noise is explained as well."""
+    fractions = sum(tensor.numel() for tensor in tensors_of(inputs) if tensor.is_floating_point())
+    sent = sum(tensor.numel() for tensor in observation.round.update.values() if tensor.is_floating_point())
+    return sent - 1 > fractions
 
 
 def explaining_labels(observation: Observation, inputs: Inputs) -> Tensor | None:
     """The labels with which these samples explain the output layer's gradient best; None where they cannot be told.
 
+    Where the output layer was not sent, those with which one sample explains the update best.
+
     What each sample sends back follows by least squares from its features, whatever the scale of the update. The sign
     of a delta may be either, where it is not known what was subtracted from what.
     """
     round, loss = observation.round, observation.knowledge.loss
-    last = network_map(observation).output_layer()
-    if loss is None or last is None or last.weight not in round.update or not len(first_tensor(inputs)):
+    network = network_map(observation)
+    last = network.output_layer()
+    if loss is None or not len(first_tensor(inputs)):
         return None
+    if last is None or last.weight not in round.update:
+        single = losses.is_cross_entropy(loss) and len(first_tensor(inputs)) == 1
+        return _most_explaining(observation, inputs, _every_class(network.outputs) if single else [])
     if last.inputs.dim() != 2:
         return None
     like = round.params[last.weight]
@@ -157,11 +175,27 @@ def explaining_labels(observation: Observation, inputs: Inputs) -> Tensor | None
         gradient = torch.cat([gradient, sent[last.bias].double().unsqueeze(1)], dim=1)
     signals = least_squares(features.T, gradient.T)
     signs = (1, -1) if round.kind == "delta" else (1,)
-    try:
-        readings = [candidate_labels(_itself, losses.resolve(loss), outputs, sign * signals).cpu() for sign in signs]
-    except (RuntimeError, IndexError):  # a loss of the user's own whose labels are no class numbers
+    if losses.name_of(loss) == "binary_cross_entropy":
+        # A sample pushes up the outputs whose label is 1 and no others.
+        yes = [(sign * signals < 0).long().cpu() for sign in signs]
+        yes = [labels.squeeze(1) for labels in yes] if outputs.shape[1] == 1 else yes
+        return _most_explaining(observation, inputs, yes)
+    if not losses.takes_class_numbers(loss, outputs.shape[1]):
         return None
-    return min(readings, key=lambda labels: _or_all(unexplained(observation, inputs, labels)))
+    classes = [candidate_labels(_itself, losses.resolve(loss), outputs, sign * signals).cpu() for sign in signs]
+    labels = _most_explaining(observation, inputs, classes)
+    # Labels of other losses may as well be numbers, and then these are none.
+    return labels if losses.is_cross_entropy(loss) or certified(observation, inputs, labels) else None
+
+
+def _every_class(outputs: Tensor) -> list[Tensor]:
+    """Each label of one sample, where there are few enough to try them all."""
+    few = outputs.dim() == 2 and 1 < outputs.shape[1] <= MOST_CLASSES
+    return [torch.tensor([label]) for label in range(outputs.shape[1])] if few else []
+
+
+def _most_explaining(observation: Observation, inputs: Inputs, labels: list[Tensor]) -> Tensor | None:
+    return min(labels, key=lambda each: _or_all(unexplained(observation, inputs, each)), default=None)
 
 
 def _itself(outputs: Tensor) -> Tensor:

@@ -30,8 +30,10 @@ from fedprism.attacks.gradient_matching.labels import Labels
 from fedprism.attacks.gradient_matching.presets import inverting_gradients
 from fedprism.client.observed import direction, local_steps
 from fedprism.errors import BadInput, NotApplicable
+from fedprism.naming import preset
 from fedprism.network.network_map import network_map
 from fedprism.network.operations import Operation
+from fedprism.network.probing import probed_map
 from fedprism.solvers.closed_form.labels import MOST_OFF, SampleUnit, sample_unit
 from fedprism.types import Observation, Reconstruction, Round, Update
 
@@ -83,20 +85,21 @@ class ClassFishing(UpdateAttack):
 
     def tamper(self, model: nn.Module, params: Update, rng: torch.Generator) -> tuple[Update, dict[str, Tensor]]:
         """The parameters with a last layer that lets the fished class alone answer."""
-        dense = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-        prefix = f"{dense[-1]}." if dense and dense[-1] else ""
-        weight, bias = params.get(f"{prefix}weight"), params.get(f"{prefix}bias")
-        if not dense or weight is None or bias is None or self.target >= len(bias):
-            layer = f"one of {len(bias)} classes" if bias is not None and dense else "none"
+        network = probed_map(model, params)
+        last = None if network is None else network.output_layer()
+        bias = None if last is None or last.bias is None else params[last.bias]
+        if last is None or last.bias is None or bias is None or self.target >= len(bias):
+            layer = "none" if bias is None else f"one of {len(bias)} classes"
             raise NotApplicable(
                 f"class-fishing expects a dense output layer with a bias and a class {self.target}, found {layer}; "
                 "choose another class or another attack."
             )
         others = torch.arange(len(bias), device=bias.device) != self.target
+        weight = last.rows(params).masked_fill(others.unsqueeze(1), 0.0)
         return {
             **params,
-            f"{prefix}weight": weight.masked_fill(others.unsqueeze(1), 0.0),
-            f"{prefix}bias": torch.where(others, bias[self.target] + self.bias, bias),
+            last.weight: weight.T.contiguous() if last.transposed else weight.view(params[last.weight].shape),
+            last.bias: torch.where(others, bias[self.target] + self.bias, bias),
         }, {"target": torch.tensor(self.target)}
 
     def attack_update(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
@@ -126,6 +129,7 @@ class ClassFishing(UpdateAttack):
         )
 
 
+@preset(ClassFishing)
 def class_fishing() -> ClassFishing:
     """Fishes one class out of a batch of any size and inverts its samples by gradient matching."""
     return ClassFishing()

@@ -25,6 +25,7 @@ from fedprism.attacks.certificate import certified
 from fedprism.attacks.gradient_matching.forward import FORWARD_USES, PreparedForward, forward_model, input_box
 from fedprism.client.observed import direction, is_batch_gradient, local_steps, mean_update
 from fedprism.errors import BadInput, NotApplicable
+from fedprism.naming import preset
 from fedprism.network.entrance import Entrance, entrance_of
 from fedprism.network.network_map import NetworkMap, network_map
 from fedprism.network.operations import Operation
@@ -97,8 +98,8 @@ class CocktailParty(UpdateAttack):
     def attack_update(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
         round = observation.round
         network = network_map(observation)
-        layer = attacked_layer(network)
-        if layer is None or layer.weight not in round.update:
+        layer = attacked_layer(network, round.update)
+        if layer is None:
             raise NotApplicable(
                 "cocktail-party expects a dense layer and its gradient, found none in this model and update; "
                 "use gradient-matching instead."
@@ -158,7 +159,7 @@ class CocktailParty(UpdateAttack):
             )
         image_shape = None if entrance is None else observation.knowledge.sample_shape
         box = None if entrance is None or image_shape is None else _flat_box(observation, image_shape, entrance)
-        known = observation.knowledge.loss is not None and _feeds_all(observation, round, network, layer)
+        known = _classifies(observation, network) and _feeds_all(observation, round, network, layer)
         readings = list(_readings(observation, round, network, layer)) if known else []
         if not self.exact or not readings:
             unmixing = unmix(
@@ -223,14 +224,16 @@ class CocktailParty(UpdateAttack):
         return "the labels are unknown" if separation.labels is None else None
 
 
+@preset(CocktailParty)
 def cocktail_party() -> CocktailParty:
     """Blind separation of a batch from a dense layer, exactly where possible."""
     return CocktailParty()
 
 
-def attacked_layer(network: NetworkMap) -> Operation | None:
+def attacked_layer(network: NetworkMap, update: Update) -> Operation | None:
     """The dense layer whose inputs are separated: the one fed by the inputs, or the first behind the features."""
-    return network.fed_by_input() or next((layer for layer in network.layers if layer.inputs.dim() == 2), None)
+    trained = (layer for layer in network.layers if layer.inputs.dim() == 2 and layer.weight in update)
+    return network.fed_by_input(update) or next(trained, None)
 
 
 def images_with(
@@ -362,6 +365,12 @@ def _denoised(images: Tensor, noise: Tensor) -> Tensor:
     if not bool(visible.any()):
         return images
     return torch.where(visible.view(-1, 1, 1, 1), nonlocal_means(images, noise.to(images)), images)
+
+
+def _classifies(observation: Observation, network: NetworkMap) -> bool:
+    """Whether the loss takes class numbers for labels, which the exact stage guesses."""
+    loss, outputs = observation.knowledge.loss, network.outputs
+    return loss is not None and outputs.dim() == 2 and losses.takes_class_numbers(loss, outputs.shape[1])
 
 
 def _downstream(

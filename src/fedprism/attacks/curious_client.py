@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from fedprism import losses
-from fedprism.attacks.base import Reduced, Reduction
 from fedprism.attacks.gradient_matching.forward import FORWARD_USES
+from fedprism.attacks.reduction import Reduced, Reduction
 from fedprism.client.batchnorm import buffers_of
 from fedprism.client.observed import adds_gradients, as_delta, as_gradient, known_training
 from fedprism.client.update import FedSGD, local_update

@@ -19,10 +19,11 @@ from torch.nn.functional import one_hot
 
 from fedprism import losses
 from fedprism.attacks.base import NO_DENSE_LAYER, Circumstances, UpdateAttack
-from fedprism.attacks.certificate import certified, explaining_labels, only_signs, rounding_error
+from fedprism.attacks.certificate import can_contradict, certified, explaining_labels, only_signs, rounding_error
 from fedprism.attacks.gradient_matching.forward import FORWARD_USES
 from fedprism.client.observed import adds_gradients, direction
 from fedprism.errors import NotApplicable
+from fedprism.naming import preset
 from fedprism.network.network_map import Activation, NetworkMap, network_map
 from fedprism.network.operations import Operation
 from fedprism.solvers.closed_form import dense, labels
@@ -70,7 +71,7 @@ class DenseInversion(UpdateAttack):
     def attack_update(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
         round = observation.round
         network = network_map(observation)
-        layer = network.fed_by_input()
+        layer = network.fed_by_input(round.update) or network.fed_by_input()
         if layer is None:
             raise NotApplicable(
                 "dense-inversion expects a dense layer fed by the input, found none in this model; "
@@ -103,6 +104,7 @@ class DenseInversion(UpdateAttack):
         )
 
 
+@preset(DenseInversion)
 def dense_inversion() -> DenseInversion:
     """Direct inversion of the first dense layer."""
     return DenseInversion()
@@ -113,7 +115,7 @@ def _gradient(layer: Operation, gradient: Update) -> tuple[Tensor, Tensor]:
     if layer.bias is None or layer.bias not in gradient or layer.weight not in gradient:
         raise NotApplicable(
             f"dense-inversion expects the weight and the bias of '{layer.weight}' in the update, "
-            "found no bias; use gradient-matching instead."
+            f"found no {'bias' if layer.weight in gradient else 'weight'}; use gradient-matching instead."
         )
     return layer.rows(gradient), gradient[layer.bias]
 
@@ -132,6 +134,8 @@ def _status(
         explained = certified(observation, inputs, labels)
         if explained:
             return dense.DenseStatus.EXACT
+        if not can_contradict(observation, inputs) or (explained is None and len(inputs) >= len(gradient[1])):
+            return dense.DenseStatus.UNCHECKABLE
         rounding = rounding_error(direction(observation.round))
         if not len(inputs) or dense.outside(inputs.flatten(1), *gradient) > rounding:
             return dense.DenseStatus.RESIDUAL

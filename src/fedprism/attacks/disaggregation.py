@@ -13,15 +13,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedprism.attacks.base import Attack, Circumstances, Reduced, Reduction
+from fedprism.attacks.base import Attack, Circumstances
+from fedprism.attacks.choices import OneOf
+from fedprism.attacks.reduction import Reduced, Reduction
 from fedprism.errors import BadInput, MissingKnowledge, NotApplicable
+from fedprism.naming import preset
 from fedprism.runtime import progress
-from fedprism.runtime.executors import Executor
+from fedprism.runtime.executors import Executor, Processes, Serial
 from fedprism.solvers.participation import (
     Identifiability,
     Participation,
@@ -42,6 +45,8 @@ MOST_NAMED = 10
 """Users that a status names before it goes over to counting."""
 OF_THE_FEDERATION = ("participation", "windows", "counts", "cohort_sizes")
 """Knowledge that says nothing about one user alone."""
+EXECUTORS = {"none": None, "serial": Serial(), "processes": Processes()}
+"""What plans and the command line can name. No cluster: files from others must not say what is connected to."""
 NO_SUMS = (
     "it takes apart sums of several rounds of one model, of which there are none: several grid.clients, several "
     "federation.rounds, frozen and a window make some"
@@ -61,7 +66,7 @@ class Disaggregation(Reduction, Attack):
     count_tolerance: int = 0
     certify: bool = True
     time_limit: float = 60.0
-    executor: Executor | None = None
+    executor: Annotated[Executor | None, OneOf(EXECUTORS)] = None
 
     citation: ClassVar[str] = "Lam et al. 2021 (Gradient Disaggregation)"
 
@@ -156,6 +161,7 @@ class Disaggregation(Reduction, Attack):
         return _Columns(recovery.matrix, usable, guessed | _touched(recovery, usable), recovery)
 
 
+@preset(Disaggregation)
 def disaggregation() -> Disaggregation:
     """Every user's update out of secure-aggregation sums."""
     return Disaggregation()

@@ -21,14 +21,16 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fedprism import losses
-from fedprism.attacks.base import Attack, Circumstances, split_updates
+from fedprism.attacks.base import Attack, Circumstances
 from fedprism.attacks.gradient_matching.attack import GradientMatching
 from fedprism.attacks.gradient_matching.forward import input_box
 from fedprism.attacks.gradient_matching.labels import Labels
 from fedprism.attacks.gradient_matching.presets import inverting_gradients
+from fedprism.attacks.updates import split_updates
 from fedprism.client.batchnorm import buffers_of
 from fedprism.defenses.mixup import Told
 from fedprism.errors import BadInput, MissingKnowledge, NotApplicable
+from fedprism.naming import preset
 from fedprism.network.network_map import network_map
 from fedprism.solvers.matching.priors import TotalVariation
 from fedprism.solvers.separation.decode import Decoding, decode_mixtures
@@ -146,11 +148,13 @@ class Encodings(Attack):
         return _Answer(encodings.tensor, _soft_label(single, encodings.tensor), encodings.status)
 
 
+@preset(Encodings)
 def mixup_decoding() -> Encodings:
     """Gradient matching for each update's mixtures, and least squares for the images in them."""
     return Encodings()
 
 
+@preset(Encodings)
 def instahide_decoding() -> Encodings:
     """The same for mixtures with random signs: images are smooth in |x|, and signs are searched for entry by entry."""
     return Encodings(inner=known_labels(TotalVariation(0.01, magnitude=True)), masked=True)

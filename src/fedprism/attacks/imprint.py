@@ -27,9 +27,14 @@ from fedprism.attacks.base import NO_DENSE_LAYER, NOBODY_TAMPERS, Circumstances,
 from fedprism.attacks.certificate import certified, explaining_labels
 from fedprism.attacks.gradient_matching.forward import FORWARD_USES, input_box
 from fedprism.errors import BadInput, NotApplicable
-from fedprism.network.forward_pass import same, watch
+from fedprism.naming import preset
+from fedprism.network.forward_pass import same
+from fedprism.network.network_map import NetworkMap, network_map
+from fedprism.network.probing import probed_map
 from fedprism.types import Observation, Reconstruction, Round, Update
 
+FIRST_LAYERS = 2
+"""Layers that the attack looks at: the one that is imprinted and the one behind it."""
 SLACK = 0.01
 """How far outside the pixel range, or its bin, a sample may lie, relative to the range or the spread: rounding."""
 
@@ -86,7 +91,7 @@ class Imprint(UpdateAttack):
 
     def tamper(self, model: nn.Module, params: Update, rng: torch.Generator) -> tuple[Update, dict[str, Tensor]]:
         """The parameters with an imprinted first layer, and the order of its rows."""
-        names = _layers(model, params)
+        names = _layers(probed_map(model, params))
         weight, next_weight = params[names.weight], params[names.next_weight]
         rows, features = weight.shape
         order = torch.randperm(rows, generator=rng)
@@ -107,9 +112,8 @@ class Imprint(UpdateAttack):
 
     def attack_update(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
         round = observation.round
-        assert observation.model is not None
         assert observation.trapdoor is not None
-        names = _layers(observation.model, round.params)
+        names = _layers(network_map(observation))
         inputs, bins = self._bins(round, names, observation.trapdoor)
         inputs = inputs.to(round.params[names.weight].dtype).view(-1, *observation.knowledge.sample_shape)
         kept = _within(inputs, observation)
@@ -143,37 +147,27 @@ class Imprint(UpdateAttack):
         return inputs[inside], bins[inside]
 
 
+@preset(Imprint)
 def imprint() -> Imprint:
     """Sorts the samples into bins by their mean value and reads off each bin, in closed form."""
     return Imprint()
 
 
-def _layers(model: nn.Module, params: Update) -> _Layers:
-    """The two first layers, where they are dense with a ReLU between; found by watching a blank pass."""
-    trained = [named for named in model.named_modules() if next(named[1].parameters(recurse=False), None) is not None]
-    linear = [(f"{name}." if name else "", module) for name, module in trained[:2] if isinstance(module, nn.Linear)]
-    reason = "another kind of layer" if len(trained) > 1 else "fewer layers"
-    if len(linear) == 2:
-        (first, one), (second, two) = linear
-        reason = "no bias" if one.bias is None else "something other than a ReLU between them"
-        if one.bias is not None and _relu_between(model, params, params[f"{first}weight"], one, two):
-            return _Layers(f"{first}weight", f"{first}bias", f"{second}weight")
+def _layers(network: NetworkMap | None) -> _Layers:
+    """The two first layers, where they are dense with a ReLU between."""
+    operations = () if network is None else network.operations
+    reason = "fewer layers" if len(operations) < FIRST_LAYERS else "another kind of layer"
+    if network is not None and len(operations) >= FIRST_LAYERS:
+        first, second = operations[:FIRST_LAYERS]
+        if network.fed_by_input() is first and second in network.layers:
+            reason = "no bias" if first.bias is None else "something other than a ReLU between them"
+            plain = not (first.transposed or second.transposed)
+            if first.bias is not None and plain and same(torch.relu(first.outputs), second.inputs):
+                return _Layers(first.weight, first.bias, second.weight)
     raise NotApplicable(
         "imprint expects a dense layer with a bias, a ReLU and a dense layer as the first layers of the model, "
         f"found {reason}; use mkor or class-fishing instead."
     )
-
-
-def _relu_between(model: nn.Module, params: Update, like: Tensor, first: nn.Linear, second: nn.Linear) -> bool:
-    """Whether the second layer is fed with the ReLU of the first one's outputs."""
-    inputs = torch.rand(2, first.in_features, generator=torch.Generator().manual_seed(0)).to(like) - 0.5
-    try:
-        operations, _ = watch(model, params, inputs, (first, second))
-    except RuntimeError:  # the model takes no flat inputs
-        return False
-    if [operation.module for operation in operations] != [first, second]:
-        return False
-    return same(torch.relu(operations[0].outputs), operations[1].inputs)
 
 
 def _update(round: Round, name: str) -> Tensor:

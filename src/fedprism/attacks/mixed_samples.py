@@ -25,6 +25,7 @@ from fedprism.attacks.gradient_matching.forward import Forward, PreparedForward,
 from fedprism.defenses.instahide import InstaHide
 from fedprism.defenses.mixup import Told
 from fedprism.errors import MissingKnowledge, NotApplicable
+from fedprism.naming import preset
 from fedprism.solvers.matching.priors import BatchMoments, TotalVariation
 from fedprism.types import Observation, Reconstruction
 
@@ -90,6 +91,7 @@ class MixedSamples(Attack):
         return MatchingTask(together.gradients_of, tuple(together.target), shape, priors, box)
 
 
+@preset(MixedSamples)
 def mixup_at_once() -> MixedSamples:
     """Gradient matching for the images of a client that mixes them, in all its updates at once."""
     return MixedSamples()

@@ -24,8 +24,8 @@ from fedprism.errors import NotApplicable
 from fedprism.inputs import single_tensor
 from fedprism.network.network_map import network_map
 from fedprism.network.patches import PatchLayer, patch_layer
-from fedprism.solvers.closed_form.patches import PatchInversion as Solved
 from fedprism.solvers.closed_form.patches import (
+    InvertedPatches,
     PatchStatus,
     TokensFed,
     invert_patches,
@@ -117,7 +117,9 @@ def _layer(observation: Observation, gradient: Update) -> PatchLayer:
     return layer
 
 
-def _solved(observation: Observation, layer: PatchLayer, gradient: Update, level: Tensor, spread: float) -> Solved:
+def _solved(
+    observation: Observation, layer: PatchLayer, gradient: Update, level: Tensor, spread: float
+) -> InvertedPatches:
     """The patches by the position parameter's gradient; failing that, by that of the first attention's projections."""
     matrix = layer.placed.operation
     weight_grad, at_patches = matrix.rows(gradient), layer.at_patches(gradient)
@@ -152,7 +154,7 @@ def _expected(observation: Observation, layer: PatchLayer) -> tuple[Tensor, floa
     return level.flatten(), reach / UNIFORM * float(layer.placed.slope.abs().mean())
 
 
-def _status(observation: Observation, solved: Solved, residual: float | None) -> str:
+def _status(observation: Observation, solved: InvertedPatches, residual: float | None) -> str:
     """How far the answer can be trusted, by what was computed again."""
     if solved.status is PatchStatus.EMPTY:
         last = network_map(observation).output_layer()

@@ -12,18 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Annotated, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from fedprism import losses
 from fedprism.attacks.base import Attack, Circumstances
+from fedprism.attacks.choices import OneOf
 from fedprism.attacks.gradient_matching.forward import FORWARD_NEEDS, FORWARD_USES, input_box, local_protocol
 from fedprism.client.cohort import Task, local_updates
 from fedprism.client.update import FedAvg, FedSGD
 from fedprism.defenses.base import Context
 from fedprism.errors import BadInput, MissingKnowledge, NotApplicable
+from fedprism.naming import preset
 from fedprism.runtime import progress
 from fedprism.solvers.properties import WIDEST, infer_property, telling_tensors, update_features
 from fedprism.types import Batch, Observation, Reconstruction, Round, Update, is_soft, same_tensors
@@ -60,6 +62,9 @@ class Negative:
         return Batch(low + high - data.tensor, data.labels), data
 
 
+PROPERTIES = {"holds-class": HoldsClass(), "negative": Negative()}
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class PropertyInference(Attack):
     """How likely each update's client, or a client in each aggregate's cohort, holds samples with the property.
@@ -68,7 +73,7 @@ class PropertyInference(Attack):
     widest: weight tensors with more connections are left out.
     """
 
-    sought: Property = HoldsClass()
+    sought: Annotated[Property, OneOf(PROPERTIES)] = HoldsClass()
     fraction: float = 0.5
     shadows: int = 200
     widest: int = WIDEST
@@ -164,6 +169,7 @@ class PropertyInference(Attack):
         return _Shadows({n: t[:half] for n, t in stacked.items()}, {n: t[half:] for n, t in stacked.items()})
 
 
+@preset(PropertyInference)
 def property_inference() -> PropertyInference:
     """Whether clients hold samples of class 0, or of another property, by comparison with made-up clients."""
     return PropertyInference()

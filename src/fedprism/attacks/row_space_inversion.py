@@ -11,6 +11,8 @@ Language Models", NeurIPS 2024, who look tokens up in it. Here nothing has to be
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, NamedTuple
@@ -20,13 +22,15 @@ import torch
 from scipy.optimize import least_squares
 from torch import Tensor
 
+from fedprism import losses
 from fedprism.attacks.base import Circumstances, UpdateAttack
-from fedprism.attacks.certificate import certified
+from fedprism.attacks.certificate import certified, explaining_labels
 from fedprism.attacks.gradient_matching.forward import FORWARD_USES, Forward, likely_forward
 from fedprism.attacks.gradient_matching.labels import Labels, given_labels
 from fedprism.client.observed import direction
 from fedprism.errors import NotApplicable
 from fedprism.inputs import values_in
+from fedprism.naming import preset
 from fedprism.network.places import PlacedLayer, placed_layers
 from fedprism.pixels import to_inputs
 from fedprism.runtime import progress
@@ -38,13 +42,22 @@ NO_FEW_PLACES = "the input feeds no layer of this model at fewer places than it 
 
 class RowSpaceStatus(StrEnum):
     EXACT = "the samples explain the whole update to rounding error"
-    CLOSED_FORM = "the row space leaves one sample; whether it explains the whole update was not shown"
+    AMBIGUOUS = "the samples are one answer of several that explain the whole update to rounding error"
+    CLOSED_FORM = "the row space leaves one sample; whether it explains the whole update could not be checked"
+    CONTRADICTED = "the row space leaves one sample, which does not explain the whole update"
     APPROXIMATE = "no start ended at samples that explain the whole update: the best of them"
 
 
 class _Reading(NamedTuple):
     layer: PlacedLayer
     space: OpenSpace
+
+
+class _Samples(NamedTuple):
+    samples: Tensor
+    """(samples, entries)"""
+    labels: Tensor | None
+    status: RowSpaceStatus
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -79,32 +92,41 @@ class RowSpaceInversion(UpdateAttack):
         size = observation.knowledge.batch_size
         assert isinstance(size, int)
         layer, space = self._reading(observation, size)
-        open_numbers = size * len(space.directions)
-        if open_numbers:
-            samples, labels, explains = self._search(observation, space, size, rng)
+        if len(space.directions):
+            answer = self._search(observation, space, size, rng)
         else:
-            samples, labels = space.origin.repeat(size, 1), _labels(observation, size)
-            explains = bool(certified(observation, observation.knowledge.shaped(samples), labels))
-        status = RowSpaceStatus.APPROXIMATE if open_numbers else RowSpaceStatus.CLOSED_FORM
+            answer = _only_sample(observation, space.origin.repeat(size, 1))
+        if answer.status is RowSpaceStatus.EXACT and _explains_in_another_order(observation, layer, answer):
+            answer = answer._replace(status=RowSpaceStatus.AMBIGUOUS)
         return Reconstruction(
-            inputs=observation.knowledge.shaped(samples),
-            labels=labels,
+            inputs=observation.knowledge.shaped(answer.samples),
+            labels=answer.labels,
             ambiguity=frozenset({"order"}),
-            status=RowSpaceStatus.EXACT if explains else status,
-            diagnostics={"layer": layer.operation.weight, "rank": space.rank, "open_numbers": open_numbers},
+            status=answer.status,
+            diagnostics={
+                "layer": layer.operation.weight,
+                "rank": space.rank,
+                "open_numbers": size * len(space.directions),
+            },
         )
 
     def _reading(self, observation: Observation, size: int) -> _Reading:
         """The layer whose row space leaves the fewest numbers open."""
-        gradient, readings = direction(observation.round, observation.knowledge), []
+        gradient, readings, silent = direction(observation.round, observation.knowledge), list[_Reading](), None
         for layer in placed_layers(observation):
             weight = layer.operation.weight
             units = len(layer.operation.rows(gradient)) if weight in gradient else 0
+            silent = silent or (weight if units and not bool(gradient[weight].any()) else None)
             if size * len(layer.entries) > units:  # the rows then span less than what was fed
                 continue
             space = _space(observation, layer, gradient, size)
             if space is not None and size * len(space.directions) <= self.most_open:
                 readings.append(_Reading(layer, space))
+        if not readings and silent is not None:
+            raise NotApplicable(
+                f"row-space-inversion expects a gradient of '{silent}', found zeros, as in the first step of LoRA; "
+                "attack a later round."
+            )
         if not readings:
             raise NotApplicable(
                 "row-space-inversion expects a first layer that is applied at fewer places than it has units and "
@@ -113,27 +135,27 @@ class RowSpaceInversion(UpdateAttack):
             )
         return min(readings, key=lambda reading: len(reading.space.directions))
 
-    def _search(
-        self, observation: Observation, space: OpenSpace, size: int, rng: torch.Generator
-    ) -> tuple[Tensor, Tensor, bool]:
+    def _search(self, observation: Observation, space: OpenSpace, size: int, rng: torch.Generator) -> _Samples:
         """Least squares on the direction of the whole gradient, from random samples, until one explains the update."""
-        labels = _labels(observation, size)
-        misfit = _Misfit(observation, space, labels)
+        misfits = [_Misfit(observation, space, labels) for labels in _possible_labels(observation, size)]
         best, smallest = None, np.inf
         for number in range(self.starts):
             progress.report(number, self.starts)
             start = (_plausible(observation, size, rng) - space.origin) @ torch.linalg.pinv(space.directions)
-            solution = least_squares(
-                misfit, start.flatten().numpy(), jac="3-point", max_nfev=self.steps, xtol=PRECISION
-            )
-            if solution.cost < smallest:
-                best, smallest = misfit.samples(solution.x), solution.cost
-                if certified(observation, observation.knowledge.shaped(best), labels):
-                    return best, labels, True
+            for misfit in misfits:
+                solution = least_squares(
+                    misfit, start.flatten().numpy(), jac="3-point", max_nfev=self.steps, xtol=PRECISION
+                )
+                if solution.cost < smallest:
+                    smallest = solution.cost
+                    best = _Samples(misfit.samples(solution.x), misfit.labels, RowSpaceStatus.APPROXIMATE)
+                    if certified(observation, observation.knowledge.shaped(best.samples), best.labels):
+                        return best._replace(status=_exact_if_determined(solution.jac))
         assert best is not None
-        return best, labels, False
+        return best
 
 
+@preset(RowSpaceInversion)
 def row_space_inversion() -> RowSpaceInversion:
     """Samples out of the row space of a first layer that is applied at few places."""
     return RowSpaceInversion()
@@ -141,6 +163,38 @@ def row_space_inversion() -> RowSpaceInversion:
 
 PRECISION = 1e-12
 """Relative change of the open numbers at which least squares in double precision stops."""
+MOST_LABELS = 16
+"""Labels of a batch that are tried, each with a search of its own."""
+DETERMINED = 1e-6
+"""Slope of the misfit, relative to its steepest, below which a direction is left open: rounding of single precision."""
+
+
+def _only_sample(observation: Observation, samples: Tensor) -> _Samples:
+    """Samples that the row space leaves no choice of, held against the whole update."""
+    inputs = observation.knowledge.shaped(samples)
+    known = observation.knowledge.labels
+    labels = known if isinstance(known, Tensor) else explaining_labels(observation, inputs)
+    explained = certified(observation, inputs, labels)
+    if explained is None:
+        return _Samples(samples, labels, RowSpaceStatus.CLOSED_FORM)
+    return _Samples(samples, labels, RowSpaceStatus.EXACT if explained else RowSpaceStatus.CONTRADICTED)
+
+
+def _exact_if_determined(slopes: np.ndarray) -> RowSpaceStatus:
+    """EXACT, unless the samples can be moved in some direction and explain the update as well."""
+    sizes = np.linalg.svd(slopes, compute_uv=False)
+    determined = slopes.shape[0] >= slopes.shape[1] and sizes[-1] > DETERMINED * sizes[0]
+    return RowSpaceStatus.EXACT if determined else RowSpaceStatus.AMBIGUOUS
+
+
+def _explains_in_another_order(observation: Observation, layer: PlacedLayer, answer: _Samples) -> bool:
+    """Whether the samples explain the update as well with their places in reverse: the network knows no order then."""
+    places = layer.entries
+    if len(places) == 1 or len(set(places.flatten().tolist())) != places.numel() or not bool(layer.slope.all()):
+        return False
+    turned = answer.samples.clone()
+    turned[:, places.flatten()] = answer.samples[:, places.flip(0).flatten()]
+    return bool(certified(observation, observation.knowledge.shaped(turned), answer.labels))
 
 
 class _Misfit:
@@ -193,13 +247,21 @@ def _space(observation: Observation, layer: PlacedLayer, gradient: Update, sampl
     return open_space(rows, fed, size, with_bias=with_bias, most=samples * len(layer.entries))
 
 
-def _labels(observation: Observation, size: int) -> Tensor:
+def _possible_labels(observation: Observation, size: int) -> list[Tensor]:
+    """The labels that are granted or that the update tells; failing that, all there may be, if these are few."""
     known = observation.knowledge.labels
     if isinstance(known, Tensor):
-        return known
-    labels = given_labels(Labels.INFERRED, observation, observation.round, size).fixed
-    assert labels is not None
-    return labels
+        return [known]
+    given = given_labels(Labels.INFERRED, observation, observation.round, size)
+    if given.fixed is not None:
+        return [given.fixed]
+    classes = given.outputs[0] if len(given.outputs) == 1 and losses.is_cross_entropy(observation.knowledge.loss) else 0
+    if not 0 < math.comb(classes + size - 1, size) <= MOST_LABELS:
+        raise NotApplicable(
+            f"row-space-inversion expects labels that the update tells, found that they have to be {given.note}; "
+            "grant the labels."
+        )
+    return [torch.tensor(labels) for labels in itertools.combinations_with_replacement(range(classes), size)]
 
 
 def _plausible(observation: Observation, size: int, rng: torch.Generator) -> Tensor:

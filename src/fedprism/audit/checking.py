@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from fedprism.attacks import ATTACKS, Attack, inverting_gradients
+from fedprism.attacks.embedding_inversion.tables import fed_side_by_side
 from fedprism.audit import template
 from fedprism.audit.choosing import OTHERS, other_inputs, probe_of
 from fedprism.audit.entries import ThreatEntry
@@ -68,7 +69,7 @@ def setup_for(model: str, data: str | None, *, loss: str) -> Setup:
 
 def check(setup: Setup, *, device: str | None = None) -> Fit:
     """One forward pass to find the layers, and a shortened run of each attack to tell its cost."""
-    grid = lay_out(setup)
+    grid = lay_out(setup, allow_empty=True)
     probe = probe_of(setup.materials())
     network = network_map(probe)
     cells = [cell for cell in grid.cells if isinstance(cell, AttackCell)]
@@ -82,14 +83,15 @@ def check(setup: Setup, *, device: str | None = None) -> Fit:
     return Fit(
         inputs=described(setup.materials().batch(torch.tensor([0])).inputs),
         outputs=tuple(network.outputs.shape[1:]),
-        layers=_layers(network, probe),
+        layers=_layers(network, probe, {label for label, _ in attacks}),
         attacks=tuple(attacks),
         left_out=tuple(left_out),
         searched=_fits(inverting_gradients(), probe),
     )
 
 
-def _layers(network: NetworkMap, probe: Observation) -> tuple[Layer, ...]:
+def _layers(network: NetworkMap, probe: Observation, fitting: Collection[str]) -> tuple[Layer, ...]:
+    """The layers, read by those of the fitting attacks that look for them."""
     assert probe.model is not None
     parameters = dict(probe.model.named_parameters())
     readers = _readers(network, probe)
@@ -101,7 +103,7 @@ def _layers(network: NetworkMap, probe: Observation) -> tuple[Layer, ...]:
             kind=kinds[name],
             shape=tuple(parameters[name].shape),
             trained=parameters[name].requires_grad,
-            readers=tuple(reader for reader, read in readers.items() if name in read),
+            readers=tuple(reader for reader, read in readers.items() if reader in fitting and name in read),
         )
         for name in weights
         if name in parameters
@@ -115,11 +117,18 @@ def _readers(network: NetworkMap, probe: Observation) -> dict[str, Collection[st
     read: dict[str, Callable[[], set[str]]] = {
         "dense-inversion": lambda: dense,
         "cocktail-party": lambda: dense,
-        "row-space-inversion": lambda: {layer.operation.weight for layer in placed_layers(probe)} - dense,
-        "embedding-inversion": lambda: {lookup.operation.weight for lookup in coded_pass(probe).lookups},
+        "row-space-inversion": lambda: {layer.operation.weight for layer in placed_layers(probe)},
+        "embedding-inversion": lambda: _looked_up(probe),
         "patch-inversion": lambda: {layer.weight for layer in [patch_layer(probe)] if layer is not None},
     }
     return {name: _tried(look) for name, look in read.items() if _fits(ATTACKS[name](), probe)}
+
+
+def _looked_up(probe: Observation) -> set[str]:
+    """Tables, and the layers that are fed what is looked up in them: they tell the numbers beside it."""
+    coded = coded_pass(probe)
+    beside = fed_side_by_side(coded, coded.lookups)
+    return {operation.weight for operation in (*(each.operation for each in coded.lookups), *beside)}
 
 
 def _fits(attack: Attack, probe: Observation) -> bool:

@@ -221,8 +221,7 @@ def _dense_first(probe: Observation) -> bool:
     """Whether the input feeds a dense layer that is trained, which closed forms need."""
 
     def asked(probe: Observation) -> bool:
-        layer = network_map(probe).fed_by_input()
-        return layer is not None and layer.weight in probe.rounds[0].update
+        return network_map(probe).fed_by_input(probe.rounds[0].update) is not None
 
     return _holds(asked, probe)
 

@@ -10,15 +10,15 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from enum import Enum
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from fedprism.attacks import flags
 from fedprism.checks import arguments, row, shown
 from fedprism.errors import BadInput, FedprismError
+from fedprism.files.strict import Strict
 from fedprism.naming import nearest
 
 if TYPE_CHECKING:
@@ -58,10 +58,6 @@ def _plain_settings(given: dict[str, Any]) -> dict[str, Any]:
 
 
 MethodSettings = Annotated[dict[Word, Any], Field(max_length=50), AfterValidator(_plain_settings)]
-
-
-class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class Entry(Strict):
@@ -273,33 +269,20 @@ def made_chain(entries: Iterable[DefenseEntry]) -> Defense:
 
 def configured(attack: Attack, settings: Mapping[str, Any], name: str) -> Attack:
     """The attack with these fields set: those that are flags of `fedprism attack`, no others."""
-    return flags.configured(attack, _checked(type(attack), settings, name))
+    attack, others = flags.with_choices(attack, settings)
+    kinds = {key: setting.kind for key, setting in flags.settings(attack).items()}
+    return flags.configured(attack, _checked(kinds, others, name))
 
 
-def _checked(method: type, settings: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The settings in the types of the method's scalar fields."""
-    kinds = {key: setting.kind for key, setting in flags.settings(method).items()}
+def _checked(kinds: Mapping[str, flags.Kind], settings: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The settings in the types that they have."""
     for key in settings:
         if key not in kinds:
             hint = nearest(key, kinds) if kinds else "it has none, so leave it out."
             raise BadInput(f"expected a setting of {name}, found {shown(key)}; {hint}")
-    return {key: _converted(value, key, kinds[key]) for key, value in settings.items()}
-
-
-def _converted(value: Any, key: str, kind: Any) -> Any:
-    if issubclass(kind, Enum):
-        try:
-            return kind(value)
-        except ValueError:
-            words = " or ".join(str(member.value) for member in kind)
-            raise BadInput(f"expected {key} to be {words}, found {shown(value)}; use one of these.") from None
-    wanted = (int, float) if kind is float else (kind,)
-    if not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool):
-        words = {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, "a word")
-        raise BadInput(f"expected {key} to be {words}, found {shown(value)}; correct it.")
-    return kind(value)
+    return {key: flags.converted(value, key, kinds[key]) for key, value in settings.items()}
 
 
 def _called(kind: Any, settings: Mapping[str, Any], owner: str) -> Any:
     """A defense or protocol with these settings."""
-    return kind(**arguments(kind, _checked(kind, settings, owner), owner))
+    return kind(**arguments(kind, _checked(flags.scalars(kind), settings, owner), owner))

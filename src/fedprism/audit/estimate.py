@@ -124,8 +124,11 @@ def _probes(setup: Setup, device: str | None, cells: Sequence[Cell]) -> list[Pri
     probes: list[Price | None] = [None] * len(cells)
     missed = 0
     for index, outcome in Processes(workers=1, timeout=PATIENCE).run(partial(_probe, setup, device), cells):
-        probes[index] = None if isinstance(outcome, Failure) else outcome
-        missed += isinstance(outcome, Failure)
+        if not isinstance(outcome, Failure):
+            probes[index] = outcome
+        elif not outcome.too_long:
+            probes[index] = Price(refused=outcome.reason)
+        missed += isinstance(outcome, Failure) and outcome.too_long
         if missed == MOST_WAITED_FOR:
             break
     return probes

@@ -8,17 +8,19 @@ import platform
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fedprism.audit.exports import export
+from fedprism.audit.fallbacks import fallbacks
 from fedprism.audit.gates import Checks, Conclusion
-from fedprism.audit.grid import Grid, lay_out
+from fedprism.audit.grid import Cell, Grid, lay_out
 from fedprism.audit.materials import Setup
 from fedprism.audit.results import FORMAT, PLAN, RESULTS, RUN, Audit, load_audit
 from fedprism.audit.summary import Summary, summarised
-from fedprism.audit.system import weights
+from fedprism.audit.system import weights_of
 from fedprism.audit.trials import trial_of
 from fedprism.errors import BadInput
 from fedprism.experiments import Outcome, ResultStore, run_trials
@@ -60,21 +62,42 @@ def run_audit(
     """Run every cell that has no record yet, then write the results.
 
     Each finished cell is on disk before the next outcome is looked at, so that a kill loses only what was running. With
-    `resume` the cells of an earlier run are kept; those that failed are tried again.
+    `resume` the cells of an earlier run are kept; those that failed are tried again. Where every attack of an automatic
+    choice refuses, the one that they recommend is tried as well.
     """
     grid = grid or lay_out(setup)
     store = ResultStore(Path(folder))
     with locked(store.root):
         _begin(store, setup, resume)
-        left = [cell for cell in grid.cells if not store.finished(cell.key)]
-        earlier = done = len(grid.cells) - len(left)
-        listen(AuditProgress(done=done, total=len(grid.cells), earlier=earlier))
-        trials = [trial_of(setup, cell) for cell in left]
-        for outcome in run_trials(trials, store, executor, device=device):
-            done += 1
-            listen(AuditProgress(done=done, total=len(grid.cells), earlier=earlier, outcome=outcome))
+        run = partial(_run_cells, setup, store, executor, device, listen)
+        run(grid.cells, before=0)
+        further = fallbacks(setup, grid.cells, lambda cell: store.get(cell.key))
+        if further:
+            run(further, before=len(grid.cells))
+            grid = replace(grid, cells=(*grid.cells, *further))
         _conclude(store, setup, grid, checks or Checks())
     return load_audit(store.root)
+
+
+def _run_cells(
+    setup: Setup,
+    store: ResultStore,
+    executor: Executor | None,
+    device: str | None,
+    listen: Listener,
+    cells: Sequence[Cell],
+    *,
+    before: int,
+) -> None:
+    """Run the cells that have no record yet; so many cells were there before them."""
+    left = [cell for cell in cells if not store.finished(cell.key)]
+    done, total = before + len(cells) - len(left), before + len(cells)
+    earlier = done
+    listen(AuditProgress(done=done, total=total, earlier=earlier))
+    trials = [trial_of(setup, cell) for cell in left]
+    for outcome in run_trials(trials, store, executor, device=device):
+        done += 1
+        listen(AuditProgress(done=done, total=total, earlier=earlier, outcome=outcome))
 
 
 def _begin(store: ResultStore, setup: Setup, resume: bool) -> None:
@@ -124,7 +147,7 @@ def _differences(before: Any, now: Any, path: str = "") -> list[str]:
 def _conclude(store: ResultStore, setup: Setup, grid: Grid, checks: Checks) -> None:
     """results.json and what is made from it: the one place where gates are judged. Records are read one at a time."""
     rows = summarised(store.get(cell.key) for cell in grid.cells)
-    conclusion = checks.concluded(rows, weights(setup.plan.as_json()))
+    conclusion = checks.concluded(rows, weights_of(setup))
     for name, content in export(setup.plan, rows, grid.skipped, conclusion).items():
         _put(store, name, content)
     _write_run(store, grid)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import io
 import math
 from collections.abc import Iterable, Sequence
@@ -13,6 +12,7 @@ from xml.etree import ElementTree
 from rich import box
 from rich.table import Table
 
+from fedprism.audit import by_defense
 from fedprism.audit.choosing import Skipped
 from fedprism.audit.gates import Conclusion, Judgement
 from fedprism.audit.plan import Plan
@@ -88,12 +88,17 @@ def markdown(plan: Plan, rows: Sequence[Summary], skipped: Sequence[Skipped], co
     """For a pull request: the verdict and the gates first, then the numbers, then what was not tested."""
     names = _measured(rows, plan.scores.metrics)
     said, *failures = conclusion.sentences
-    lines = [f"# {_cell(plan.title or 'Privacy audit')}", "", f"**{_cell(said)}** {_cell(system(plan.as_json()))}", ""]
+    lines = [
+        f"# {_cell(plan.title or 'Privacy audit')}",
+        "",
+        f"**{_cell(said)}** {_cell(system(plan.as_json(), conclusion.weights))}",
+        "",
+    ]
     if conclusion.gates:
         lines += [*_judgements(conclusion.gates), *(f"- {_cell(sentence)}" for sentence in failures)]
         lines += [""] if failures else []
     attacks = [row for row in rows if row.cell["kind"] != "utility"]
-    lines += _settings(attacks)
+    lines += [*_by_defense(rows), *_settings(attacks)]
     lines += [
         LEGEND,
         "",
@@ -104,7 +109,7 @@ def markdown(plan: Plan, rows: Sequence[Summary], skipped: Sequence[Skipped], co
         figures = [_figure(row.figure(metric)) for metric in names]
         shown = " | ".join([*figures, _ceiling(row), _answered(row), _labels(row), _outcome(row)])
         lines.append(f"| {_cell(title(row.cell))} | {shown} |")
-    lines += [*_by_column(attacks), *_of_recordings(attacks), *_costs(rows)]
+    lines += [*_by_column(attacks), *_of_recordings(attacks)]
     if skipped:
         lines += ["", "## Not tested", "", *(f"- {_cell(each.what)}: {_cell(each.why)}" for each in skipped)]
     return "\n".join([*lines, ""])
@@ -118,20 +123,6 @@ def as_csv(rows: Sequence[Summary]) -> bytes:
     writer.writeheader()
     writer.writerows({key: _safe(value) for key, value in line.items()} for line in lines)
     return text.getvalue().encode()
-
-
-def as_parquet(rows: Sequence[Summary]) -> bytes | None:
-    """The same for data frames; None where pyarrow is not installed."""
-    if importlib.util.find_spec("pyarrow") is None:
-        return None
-    import pyarrow
-    import pyarrow.parquet
-
-    lines = [_flat(row) for row in rows]
-    columns = {name: [line.get(name) for line in lines] for name in _columns(lines)}
-    file = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.table(columns), file)
-    return file.getvalue()
 
 
 def junit(rows: Sequence[Summary], conclusion: Conclusion) -> bytes:
@@ -162,13 +153,11 @@ def junit(rows: Sequence[Summary], conclusion: Conclusion) -> bytes:
 
 def export(plan: Plan, rows: Sequence[Summary], skipped: Sequence[Skipped], conclusion: Conclusion) -> dict[str, bytes]:
     """The files beside results.json."""
-    files = {
+    return {
         "summary.md": markdown(plan, rows, skipped, conclusion).encode(),
         "results.csv": as_csv(rows),
         "junit.xml": junit(rows, conclusion),
     }
-    parquet = as_parquet(rows)
-    return files if parquet is None else {**files, "results.parquet": parquet}
 
 
 def _judgements(judgements: Iterable[Judgement]) -> list[str]:
@@ -245,20 +234,10 @@ def _of_recordings(rows: Sequence[Summary]) -> list[str]:
     return lines
 
 
-def _costs(rows: Sequence[Summary]) -> list[str]:
-    costs = [row for row in rows if row.cell["kind"] == "utility"]
-    if not costs:
-        return []
-    lines = ["", "## What defenses cost", "", "| defense | accuracy | time a step | epsilon |", "|---|---|---|---|"]
-    for row in costs:
-        accuracy = _accuracy(row)
-        if row.interval is not None:
-            accuracy += f" ({row.interval[0]:.1%} to {row.interval[1]:.1%})"
-        time = "" if row.time_factor is None else f"{row.time_factor:.2f} x"
-        lines.append(
-            f"| {_cell(str(row.cell['defense']))} | {accuracy or _outcome(row)} | {time} | {_number(row.epsilon)} |"
-        )
-    return lines
+def _by_defense(rows: Sequence[Summary]) -> list[str]:
+    lines = [f"| {' | '.join(by_defense.COLUMNS)} |", f"|{'---|' * len(by_defense.COLUMNS)}"]
+    lines += [f"| {' | '.join(map(_cell, line.cells))} |" for line in by_defense.by_defense(rows)]
+    return [*lines, ""]
 
 
 def _figure(figure: Figure | None) -> str:

@@ -10,8 +10,8 @@ from typing import Any, Literal
 from fedprism.audit.summary import Summary, title
 from fedprism.errors import BadInput
 from fedprism.evaluation.severity import HIGHER_IS_CLOSER, number
-from fedprism.evaluation.verdict import MEANING, Verdict, ceiling_of, inconclusive, situations, verdict
-from fedprism.naming import nearest
+from fedprism.evaluation.verdict import MEANING, Verdict, ceiling_of, situations, verdict
+from fedprism.naming import counted, nearest
 
 Kind = Literal["above", "below", "ceiling-above"]
 SINGLE = {"above": "max-", "below": "min-"}
@@ -48,6 +48,20 @@ class Gate:
         figure = row.figure(self.metric)
         return None if figure is None else figure.closest if self.single else figure.mean
 
+    def is_open(self, rows: Sequence[Summary]) -> bool:
+        """Whether nothing shows that one setting is within the limit, nor that it is beyond.
+
+        That it leaks less than the limit is no evidence either: a longer attack may recover more.
+        """
+        ceiling = ceiling_of(rows)
+        if self.kind == "ceiling-above":
+            return ceiling is None
+        if any(self.tripped(row) is not None for row in rows):
+            return False
+        if verdict(rows) is Verdict.LEAKS:
+            return ceiling is None or ceiling.metric != self.metric or ceiling.value > self.limit
+        return verdict(rows) is not Verdict.PROTECTED
+
     def tripped(self, row: Summary) -> float | None:
         """The value beyond the limit, or one that is no number; else None."""
         value = self.value(row)
@@ -67,7 +81,7 @@ class Judgement:
     """How many configurations are beyond the limit."""
     failed_cells: int
     inconclusive: int
-    """Settings without evidence: nothing was recovered, and no ceiling shows protection."""
+    """Settings without evidence: what was recovered is within the limit, and no ceiling shows that more cannot be."""
 
     @property
     def passed(self) -> bool:
@@ -79,15 +93,17 @@ class Judgement:
         if self.value is None:
             return (f"Nothing was measured for {self.gate.flag}.",)
         sentences = []
-        if self.beyond:
+        if self.beyond and self.gate.kind == "ceiling-above" and math.isinf(self.value):
+            sentences.append(f"{self.worst}: no ceiling is known; {self.beyond} are unknown or beyond the limit.")
+        elif self.beyond:
             value, limit = (number(self.gate.metric, each) for each in (self.value, self.gate.limit))
             sentences.append(f"{self.worst}: {value} is beyond the limit of {limit}; {self.beyond} in all.")
         if self.failed_cells:
-            sentences.append(f"{self.failed_cells} cells failed; what was not tested cannot pass.")
+            sentences.append(f"{counted(self.failed_cells, 'cell')} failed; what was not tested cannot pass.")
         if self.inconclusive:
             sentences.append(
-                f"{self.inconclusive} settings are inconclusive: failed attacks are not protection "
-                "(--allow-inconclusive lets them pass)."
+                f"{counted(self.inconclusive, 'setting')} inconclusive: that tested attacks stay within the limit "
+                "does not show that better ones do (--allow-inconclusive lets them pass)."
             )
         return tuple(sentences)
 
@@ -122,6 +138,7 @@ class Conclusion:
     def as_dict(self) -> dict[str, Any]:
         return {
             "verdict": self.verdict,
+            "weights": self.weights,
             "exit_code": self.exit_code,
             "sentences": self.sentences,
             "gates": [gate.as_dict() for gate in self.gates],
@@ -150,11 +167,7 @@ class Checks:
         values = [(value, row) for row in rows if (value := gate.value(row)) is not None]
         choose = min if gate.kind == "below" else max
         value, worst = choose(values, key=lambda pair: pair[0], default=(None, None))
-        # A ceiling gate needs a ceiling in every setting; the other gates need a verdict in every setting.
-        if gate.kind == "ceiling-above":
-            open_settings = sum(ceiling_of(members) is None for members in situations(rows))
-        else:
-            open_settings = len(inconclusive(rows))
+        open_settings = sum(map(gate.is_open, situations(rows)))
         return Judgement(
             gate=gate,
             worst=None if worst is None else title(worst.cell),

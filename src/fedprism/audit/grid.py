@@ -15,7 +15,9 @@ from typing import Any, ClassVar
 
 import torch
 
+from fedprism.audit.assumed import Assumed, assuming, described, shapes, told_lacking, tried
 from fedprism.audit.choosing import (
+    OTHERS,
     UNSEEN,
     Skipped,
     default_attacks,
@@ -115,12 +117,14 @@ class CaptureCell(_Cell):
     name: str
     attack: AttackEntry
     seed: int
+    assumed: Assumed = ()
+    """What the capture does not tell, and what was assumed in its place."""
 
     @cached_property
     def description(self) -> dict[str, Any]:
         return {
             "kind": self.kind,
-            "capture": f"{self.number}: {self.name}",
+            "capture": f"{self.number}: {self.name}{described(self.assumed)}",
             "attack": self.attack.label,
             "settings": repr(self.attack.method),
             "seed": self.seed,
@@ -160,7 +164,7 @@ def in_words(defense: Sequence[DefenseEntry]) -> str:
     return " + ".join(f"{entry.name}({settings_in_words(entry.settings)})" for entry in defense) or "none"
 
 
-def lay_out(setup: Setup) -> Grid:
+def lay_out(setup: Setup, *, allow_empty: bool = False) -> Grid:
     """Every cell of the plan, in its order, and what was left out."""
     plan, materials = setup.plan, setup.materials()
     _check_size(plan)
@@ -171,10 +175,10 @@ def lay_out(setup: Setup) -> Grid:
         _check_model(materials, plan.grid.losses)
         cells, skipped = _simulated(plan, materials)
     unique = tuple({cell.key: cell for cell in cells}.values())
-    if not unique:
-        reasons = [f"{each.what}: {each.why}" for each in skipped if each is not UNSEEN]
+    if not unique and not allow_empty:
+        reasons = dict.fromkeys(each.why for each in skipped if each is not UNSEEN and each.why != OTHERS)
         raise BadPlan(
-            f"expected at least one cell in the plan's grid, found none ({'; '.join(reasons[:3])}); say what is "
+            f"expected at least one cell in the plan's grid, found none ({'; '.join(list(reasons)[:3])}); say what is "
             "missing, or name other attacks or threats."
         )
     return Grid(cells=unique, skipped=tuple(dict.fromkeys(skipped)))
@@ -227,18 +231,26 @@ def _captures(setup: Setup) -> tuple[list[Cell], list[Skipped]]:
     cells: list[Cell] = []
     skipped = [*unnamed(plan), UNSEEN]
     for number, folder in enumerate(plan.captures.folders, 1):
-        observation = setup.observation(folder)
+        told = setup.observation(folder)
         name = (setup.base / folder).resolve().name
-        if plan.grid.attacks is None:
-            attacks = default_attacks(observation, plan, [], skipped)
-        else:
-            attacks = [each for entry in plan.grid.attacks for each in entry.variants]
-        for attack in attacks:
-            why = lacking(attack.method, observation)
-            if why is not None:
-                skipped.append(Skipped(what=f"{attack.label} on {number}: {name}", why=why))
-                continue
-            cells += [CaptureCell(number=number, name=name, attack=attack, seed=seed) for seed in plan.grid.seeds]
+        skipped += told_lacking(told, f"{number}: {name}")
+        for shape in shapes(told):
+            observation = assuming(told, shape)
+            if plan.grid.attacks is None:
+                attacks = default_attacks(observation, plan, [], skipped)
+            else:
+                attacks = [each for entry in plan.grid.attacks for each in entry.variants]
+            for attack in attacks:
+                for values in tried(attack.method, observation):
+                    why = lacking(attack.method, assuming(observation, values))
+                    if why is not None:
+                        skipped.append(Skipped(what=f"{attack.label} on {number}: {name}", why=why))
+                        continue
+                    assumed = (*shape, *values)
+                    cells += [
+                        CaptureCell(number=number, name=name, attack=attack, seed=seed, assumed=assumed)
+                        for seed in plan.grid.seeds
+                    ]
     return cells, skipped
 
 
@@ -271,6 +283,12 @@ def _check_data(plan: Plan, materials: Materials) -> None:
             f"expected at least {wanted} samples for {max(plan.grid.clients)} clients of {max(plan.grid.batch_sizes)} "
             f"and {plan.data.public} public ones, found {len(materials.samples)} in {materials.samples.name}; lower "
             "grid.clients or grid.batch_sizes."
+        )
+    bounds = materials.other_bounds()
+    if bounds is not None:
+        raise BadPlan(
+            f"expected inputs within data.bounds {list(materials.bounds)}, found values from {bounds[0]:g} to "
+            f"{bounds[1]:g} in {materials.samples.name}; write bounds = {list(bounds)}, or what normalization did."
         )
     values = wanted * values_in(materials.batch(torch.tensor([0])).inputs)
     if values > MOST_VALUES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import math
 import os
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,9 @@ from fedprism.models.factory import data_from, from_factory, function_from
 from fedprism.pixels import Normalization, to_inputs
 from fedprism.randomness import generator, seeded_layers
 from fedprism.types import Batch, LossFn, Observation
+
+BOUNDS_SLACK = 0.01
+"""Share of the range by which inputs may exceed their bounds: resized pictures do."""
 
 
 class Samples(Protocol):
@@ -99,6 +103,12 @@ class Setup:
     data_dir: Path | None = None
     allow_download: bool = False
     """Whether LPIPS may fetch its network. Data and models are never fetched."""
+    given: Materials | None = None
+    """What was handed over instead of named: such an audit runs in this process."""
+    model: nn.Module | None = None
+    """A model that is handed over, which captures are of that name none."""
+    loss: LossFn | None = None
+    """A loss that is handed over, which captures cannot name."""
 
     def require_metrics(self) -> None:
         """Have everything there that the plan's metrics need, before a long computation and not after it."""
@@ -119,6 +129,8 @@ class Setup:
 
     def materials(self) -> Materials:
         """Loaded once per process."""
+        if self.given is not None:
+            return self.given
         global _LAST_LOADED
         key = (self.plan.model_dump_json(include={"model", "data"}), self.base, self.data_dir, self._file_times())
         if _LAST_LOADED is None or _LAST_LOADED[0] != key:
@@ -144,9 +156,12 @@ class Setup:
         from fedprism import captures
 
         part, recorded = self.plan.model, self.plan.captures
-        model = self.materials().network(0) if part is not None else None
+        model = self.materials().network(0) if part is not None else self.model
         capture = captures.load(self.base / folder, model=model)
         given = recorded.knowledge.fields() if recorded is not None else {}
+        if isinstance(given.get("loss"), str):
+            given["loss"] = self.materials().loss(given["loss"])
+        given |= {"loss": self.loss} if self.loss is not None else {}
         lacking = {name: value for name, value in given.items() if name not in capture.knowledge.granted()}
         return replace(capture, knowledge=replace(capture.knowledge, **lacking)) if lacking else capture
 
@@ -173,9 +188,23 @@ class Materials:
         drawn = self.samples.batch(indices)
         return drawn if self.normalization is None else drawn.map(lambda t: to_inputs(t, self.normalization))
 
+    def other_bounds(self) -> tuple[float, float] | None:
+        """Bounds that samples of npz files and factories keep, if they do not keep those of the plan."""
+        if not isinstance(self.samples, ArraySet | OwnSet):
+            return None
+        tensors = tensors_of(self.samples.batch(range(len(self.samples))).inputs)
+        values = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
+        low = min((float(tensor.min()) for tensor in values), default=self.bounds[0])
+        high = max((float(tensor.max()) for tensor in values), default=self.bounds[1])
+        slack = BOUNDS_SLACK * (self.bounds[1] - self.bounds[0])
+        if self.bounds[0] - slack <= low and high <= self.bounds[1] + slack:
+            return None
+        digits = 10 ** max(0, 2 - math.floor(math.log10(high - low))) if high > low else 1
+        return math.floor(low * digits) / digits, math.ceil(high * digits) / digits
+
     def loss(self, name: str) -> str | LossFn:
         """A loss of the table by its name, or a user's own function."""
-        return name if name in LOSSES else function_from(name, beside=self.base, asked_as="grid.losses")
+        return name if name in LOSSES else function_from(name, beside=self.base, asked_as="a loss")
 
     def network(self, seed: int) -> nn.Module:
         """The model as a seed makes it, for whoever leaves it as it is: of one seed it is made once.

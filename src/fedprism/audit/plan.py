@@ -27,13 +27,13 @@ from fedprism.audit.entries import (
     MethodSettings,
     OptimizerEntry,
     ProtocolEntry,
-    Strict,
     ThreatEntry,
     Word,
 )
 from fedprism.audit.sentences import sentence
 from fedprism.checks import row, shown
 from fedprism.errors import BadPlan, FedprismError
+from fedprism.files.strict import Strict
 
 MOST_PLAN_BYTES = 2**20
 """A larger plan is not read: the template has 4 kB."""
@@ -322,10 +322,8 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
         with open(path, "rb") as file:
             content = file.read(MOST_PLAN_BYTES + 1)
     except OSError as error:
-        raise BadPlan(
-            f"expected a plan to read, found that '{path.name}' cannot be read ({error.strerror or error}); "
-            "write one with fedprism init."
-        ) from error
+        reason = "no such file" if isinstance(error, FileNotFoundError) else (error.strerror or str(error)).lower()
+        raise BadPlan(f"{path.name}: {reason}. Create one with: fedprism init") from error
     if len(content) > MOST_PLAN_BYTES:
         raise BadPlan(f"expected a plan of at most {MOST_PLAN_BYTES} bytes, found more in '{path.name}'; shorten it.")
     return parse_plan(content)

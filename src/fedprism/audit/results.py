@@ -4,7 +4,7 @@ plan.json              what is audited, with every default, and what data and we
 records/, samples/, clock/   one outcome per cell (`experiments.store`)
 results.json           all records in the order of the grid, and means over seeds; no clock, host or path
 run.json               the clock, the host
-summary.md, results.csv, junit.xml and, where pyarrow is installed, results.parquet
+summary.md, results.csv, junit.xml
 """
 
 from __future__ import annotations

@@ -175,15 +175,14 @@ def summarised(records: Iterable[Outcome]) -> list[Summary]:
 def title(cell: Mapping[str, Any]) -> str:
     """A configuration in a line."""
     if cell["kind"] == "utility":
-        return f"utility, {_defense(cell)}, {cell['loss']}"
+        return f"utility, {defense_title(cell)}, {cell['loss']}"
     if cell["kind"] == "capture":
         return f"{cell['attack']} on capture {cell['capture']}"
     subject = "ceiling" if cell["kind"] == "ceiling" else cell["attack"]
     clients = "1 client" if cell["clients"] == 1 else f"{cell['clients']} clients"
     protocol = str(cell["protocol"]).removesuffix("()")
-    return (
-        f"{subject}, {cell['threat']}, {_defense(cell)}, {clients} of {cell['batch_size']}, {protocol}, {cell['loss']}"
-    )
+    setting = (cell["threat"], defense_title(cell), f"{clients} of {cell['batch_size']}", protocol, cell["loss"])
+    return ", ".join((subject, *map(str, setting)))
 
 
 def situation_title(cell: Mapping[str, Any]) -> str:
@@ -191,8 +190,10 @@ def situation_title(cell: Mapping[str, Any]) -> str:
     return title({**cell, "attack": "", "settings": ""}).removeprefix(", ").removeprefix(" on ")
 
 
-def _defense(cell: Mapping[str, Any]) -> str:
-    return "no defense" if cell["defense"] == "none" else str(cell["defense"])
+def defense_title(cell: Mapping[str, Any]) -> str:
+    """What a configuration is defended by; updates of a capture have what was done when they were recorded."""
+    defense = cell.get("defense", "as recorded")
+    return "no defense" if defense == "none" else str(defense)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from fedprism.audit.materials import Setup
+
+RANDOM = "random weights"
+FIXED = "fixed weights from the factory"
+PARTLY = "partly random weights"
+RECORDED = "recorded weights"
+GIVEN = "weights as given"
 
 
-def system(plan: Mapping[str, Any]) -> str:
+def system(plan: Mapping[str, Any], weights: str) -> str:
     """The audited system in a sentence; `plan` is the plan as JSON."""
     captures, model, data = (plan.get(key) for key in ("captures", "model", "data"))
     if isinstance(captures, Mapping):
@@ -15,16 +26,27 @@ def system(plan: Mapping[str, Any]) -> str:
         count = len(folders) if isinstance(folders, list) else 0
         return f"Recorded updates ({count} capture{'' if count == 1 else 's'})."
     name = (model.get("name") or model.get("factory")) if isinstance(model, Mapping) else None
-    keys = ("name", "folder", "npz", "csv")
+    keys = ("name", "folder", "npz", "csv", "factory")
     source = next((data[key] for key in keys if data.get(key)), None) if isinstance(data, Mapping) else None
-    return f"{name or 'The model of the plan'}, {weights(plan)}, simulated clients holding {source or 'its data'}."
+    return f"{name or 'The given model'}, {weights}, simulated clients holding {source or 'the given data'}."
 
 
-def weights(plan: Mapping[str, Any]) -> str:
-    """Where the weights come from: updates of a new network and of a trained one leak differently."""
-    model = plan.get("model")
-    if isinstance(plan.get("captures"), Mapping) or not isinstance(model, Mapping):
-        return "recorded weights"
-    if model.get("weights"):
-        return f"trained weights ({PurePath(str(model['weights'])).name})"
-    return "random weights" if model.get("name") else "weights as the factory returns them"
+def weights_of(setup: Setup) -> str:
+    """Where the weights come from: updates of a new network and of a trained one leak differently.
+
+    Those of a user's own factory are random if another seed draws others.
+    """
+    model = setup.plan.model
+    if setup.plan.captures is not None or model is None:
+        return RECORDED
+    if model.weights:
+        return f"trained weights ({PurePath(model.weights).name})"
+    if model.name:
+        return RANDOM
+    if model.factory is None:
+        return GIVEN
+    first, second = (dict(setup.materials().new_network(seed).named_parameters()) for seed in (0, 1))
+    # Biases and scales that begin at 0 or 1 are the same for every seed, and say nothing.
+    telling = [name for name, tensor in first.items() if bool((tensor != tensor.flatten()[:1]).any())]
+    same = sum(name in second and torch.equal(first[name], second[name]) for name in telling)
+    return FIXED if same == len(telling) else PARTLY if same else RANDOM

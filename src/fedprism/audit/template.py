@@ -23,12 +23,25 @@ class Strengths:
     entry: float
     """Root mean square of an update's entries, which noise must compare with."""
     origin: str
+    mixes_examples: bool = False
+    """Whether batch norm mixes the examples of a batch: DP-SGD refuses such a model."""
+    least_batch: int = 1
+    """The smallest batch that the model trains on."""
+    epochs: int = 5
+    """Passes over the data that train a little, for measuring what a defense costs."""
+    bounds: tuple[float, float] | None = None
+    """The range of the inputs, if it is not from 0 to 1."""
 
     @property
     def weak(self) -> float:
         """Noise that is small beside a typical entry."""
         return float(f"{self.entry / 10:.2g}")
 
+
+USUAL_LOSS = "cross_entropy"
+"""What a plan trains with unless the labels call for something else."""
+WITH_ACCURACY = (USUAL_LOSS, "binary_cross_entropy", "softmax_mse")
+"""Losses under which a share of right answers says what a defense costs."""
 
 USUAL = Strengths(update=1.0, sample=1.0, entry=0.01, origin="usual values, not measured on this model")
 
@@ -49,7 +62,7 @@ title = "{title}"
 # folder a class), npz = "samples.npz" (arrays inputs and labels), csv = "table.csv" with label =
 # "column", factory = "pkg.module:function" (your code, which returns inputs and labels of any shape and type).
 # categorical = ["postcode"]     # columns of a table that are categories though they are numbers
-# bounds = [0.0, 1.0]            # the range of the inputs of an npz file or a factory
+{bounds}
 # normalization = [[0.5, 0.5, 0.5], [0.25, 0.25, 0.25]]   # mean and std a channel
 # public = 0                     # samples that an attacker holds, where a threat model is granted public_data
 
@@ -71,13 +84,13 @@ title = "{title}"
 
 [grid]                           # every combination of these is a cell
 # clients = [1]
-batch_sizes = [1, 8]             # samples a client trains on
+batch_sizes = [{strengths.least_batch}, 8]             # samples a client trains on
 # protocols = ["fedsgd"]         # or {{ name = "fedavg", lr = 0.01, epochs = 1, batch_size = 8, optimizer = "adam" }}
-# losses = ["cross_entropy"]     # or mse, binary_cross_entropy, l1, huber, or your own "pkg.module:function"
+{losses}
 defenses = [                     # `fedprism list defenses`; several values are several cells, a list is a chain
   "none",                        # strengths below: {strengths.origin}
   {{ name = "prune", ratio = [0.9, 0.99] }},
-  {{ name = "dp-sgd", noise = 1.0, clip = {strengths.sample} }},   # clips at the median sample's gradient
+  {dp_sgd}
   [{{ name = "clip", norm = {strengths.update} }},
    {{ name = "gaussian-noise", std = [{strengths.weak}, {strengths.entry}] }}],
                                  # clips at the median update; noise of 0.1 and 1 times its typical entry
@@ -95,8 +108,15 @@ seeds = [0, 1]                   # each draws data, weights and noise anew; more
 # ceiling = true                 # bound what any attacker could recover; without it nothing counts as protected
 # pictures = 8                   # samples a cell keeps beside what came back; 0 keeps none, the default for captures
 
-[utility]                        # what defenses cost: accuracy, time a step, epsilon; without this part: not measured
-epochs = 5                       # passes over the data; by default 10
+{utility}
+
+[limits]
+# seconds = 600                  # after which a cell is given up; not with --ray
+"""
+
+_UTILITY = """\
+[utility]                        # what defenses cost: accuracy, time per step, epsilon; without this part: not measured
+epochs = EPOCHS                  # passes over the data; by default 10
 # batch_size = 64
 # clients = 1
 lr = "search"                    # the best of a few for each defense and loss; or a number, by default 0.05
@@ -104,18 +124,16 @@ lr = "search"                    # the best of a few for each defense and loss; 
 seeds = [0, 1]                   # one training each; by default 0, 1 and 2
 # test = 0.25                    # the share of the data held back
 # delta = 1e-5                   # at which epsilon is stated
-# timed_steps = 21               # steps timed with and without the defense; 0 for none
-
-[limits]
-# seconds = 600                  # after which a cell is given up; not with --ray
-"""
+# timed_steps = 21               # steps timed with and without the defense; 0 for none"""
 
 _CHOSEN = """\
 # attacks = ["dense-inversion", {{ name = "idlg", iterations = 150 }}]   # `fedprism list attacks`
 #                                # left out: those that may work on this model""".replace("{{", "{").replace("}}", "}")
 
 
-def text(model: str | None = None, data: str | None = None, strengths: Strengths = USUAL) -> str:
+def text(
+    model: str | None = None, data: str | None = None, strengths: Strengths = USUAL, loss: str = USUAL_LOSS
+) -> str:
     """The plan for a model (table name or pkg.module:factory) and data (table name or path)."""
     return _TEMPLATE.format(
         file="plan.toml",
@@ -124,7 +142,39 @@ def text(model: str | None = None, data: str | None = None, strengths: Strengths
         data=_data(data, model),
         attacks=_CHOSEN,
         strengths=strengths,
+        bounds=_bounds(strengths.bounds),
+        losses=_losses(loss),
+        dp_sgd=_dp_sgd(strengths),
+        utility=_utility(strengths, loss),
     )
+
+
+def _losses(loss: str) -> str:
+    setting = f"losses = [{json.dumps(loss)}]"
+    said = 'or mse, binary_cross_entropy, l1, huber, or your own "pkg.module:function"'
+    return f"{f'# {setting}' if loss == USUAL_LOSS else setting:<32} # {said}"
+
+
+def _bounds(bounds: tuple[float, float] | None) -> str:
+    setting = "# bounds = [0.0, 1.0]" if bounds is None else f"bounds = {list(bounds)}"
+    return f"{setting:<32} # the range of the inputs of an npz file or a factory"
+
+
+def _dp_sgd(strengths: Strengths) -> str:
+    if strengths.mixes_examples:
+        return "# dp-sgd is left out: it refuses batch norm; put GroupNorm in its place"
+    return f'{{ name = "dp-sgd", noise = 1.0, clip = {strengths.sample} }},   # clips at the median sample\'s gradient'
+
+
+def _utility(strengths: Strengths, loss: str) -> str:
+    part = _UTILITY.replace("EPOCHS", f"{strengths.epochs:<6}")
+    return part if loss in WITH_ACCURACY else _commented(part)
+
+
+def _commented(part: str) -> str:
+    """The part with every line as a comment; these are left as they are."""
+    lines = (line if line.startswith("#") else f"# {line}" for line in part.splitlines())
+    return "\n".join(["# Accuracy is counted under cross_entropy, softmax_mse and binary_cross_entropy:", *lines])
 
 
 def _model(model: str | None) -> str:

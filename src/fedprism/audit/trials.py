@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedprism import utility
+from fedprism.audit.assumed import assuming
 from fedprism.audit.entries import made_chain
 from fedprism.audit.grid import AttackCell, CaptureCell, CeilingCell, Cell, UtilityCell
 from fedprism.audit.materials import Materials, Setup
@@ -116,7 +117,8 @@ def _captured(setup: Setup, cell: CaptureCell, device: str | None) -> Setting:
     captures = setup.plan.captures
     assert captures is not None
     truth = load_truth(setup.base / captures.truths[cell.number - 1]) if captures.truths else None
-    return Setting(observation=setup.observation(captures.folders[cell.number - 1]), truth=truth)
+    observation = assuming(setup.observation(captures.folders[cell.number - 1]), cell.assumed)
+    return Setting(observation=observation, truth=truth)
 
 
 def _draw(materials: Materials, cell: CeilingCell, public: int) -> tuple[tuple[Batch, ...], Batch | None, Tensor]:

@@ -6,8 +6,10 @@ A named model is built only once the tensors on disk have its shapes, so that me
 from __future__ import annotations
 
 import copy
+import dataclasses
+import json
 import os
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -55,8 +57,6 @@ T = TypeVar("T")
 GROUPED_FIELDS = ("labels", "public_data", *UPDATE_FIELDS)
 """Knowledge of several tensors, written as `field.part`."""
 
-IGNORED_LABEL = -100
-"""The label of tokens and pixels that torch's cross-entropy leaves out."""
 MOST_CLASSES = 2**31
 """Classes that labels may speak of where nobody knows how many there are."""
 
@@ -188,6 +188,8 @@ class _Layout(NamedTuple):
     buffers: Update
     others: Update
     """Second names of parameters (tied weights), which a state dict holds as well."""
+    state: tuple[str, ...]
+    """The names of the state dict in its order, by which software that sends lists of arrays goes."""
 
     @classmethod
     def of(cls, model: nn.Module | None) -> _Layout | None:
@@ -195,10 +197,23 @@ class _Layout(NamedTuple):
             return None
         params, buffers = dict(model.named_parameters()), dict(model.named_buffers(remove_duplicate=False))
         every = dict(model.named_parameters(remove_duplicate=False))
-        return cls(params, buffers, {name: tensor for name, tensor in every.items() if name not in params})
+        others = {name: tensor for name, tensor in every.items() if name not in params}
+        return cls(params, buffers, others, tuple(model.state_dict()))
 
     def all(self) -> Update:
         return {**self.params, **self.buffers, **self.others}
+
+    def name_places(self, file: TensorFile) -> TensorFile:
+        """Give tensors that were recorded from a list, and are called 0, 1, ..., the model's names."""
+        tensors = self.all()
+        if all(name in tensors for name in file) or not all(name.isdecimal() for name in file):
+            return file
+        for order in (self.state, tuple(self.params)):
+            names = {place: order[int(place)] for place in file if int(place) < len(order)}
+            if len(names) == len(file) and all(file.shape(p) == tuple(tensors[n].shape) for p, n in names.items()):
+                file.rename(names)
+                return file
+        return file
 
 
 def _check_names(file: TensorFile, wanted: Iterable[str], allowed: Iterable[str], what: str) -> None:
@@ -228,7 +243,7 @@ def _check_tensor(file: TensorFile, name: str, shape: tuple[int, ...], dtype: to
 
 
 def _read_round(entry: RoundEntry, position: int, capture: _Folder, layout: _Layout | None) -> Round:
-    params_file, update_file = capture.open(entry.params), capture.open(entry.update)
+    params_file, update_file = (_named(capture.open(name), capture, layout) for name in (entry.params, entry.update))
     params, buffers = capture.once(("params", params_file.path), lambda: _read_params(params_file, layout))
     update, changes = capture.once(
         ("update", params_file.path, update_file.path), lambda: _read_update(update_file, params_file, layout)
@@ -240,6 +255,10 @@ def _read_round(entry: RoundEntry, position: int, capture: _Folder, layout: _Lay
     stated = {name: getattr(entry, name) for name in ("kind", "reduction", "clients", "participants", "examples")}
     index = position if entry.index is None else entry.index
     return Round(index=index, params=params, update=update, buffers_before=before, buffers_after=after, **stated)
+
+
+def _named(file: TensorFile, capture: _Folder, layout: _Layout | None) -> TensorFile:
+    return file if layout is None else capture.once(("names", file.path), lambda: layout.name_places(file))
 
 
 def _read_params(params: TensorFile, layout: _Layout | None) -> tuple[Update, Update | None]:
@@ -274,7 +293,7 @@ def _split(file: TensorFile, layout: _Layout | None) -> tuple[Update, Update | N
 def _read_buffers(name: str | None, capture: _Folder, layout: _Layout | None) -> Update | None:
     if name is None:
         return None
-    file = capture.open(name)
+    file = _named(capture.open(name), capture, layout)
 
     def check() -> TensorFile:
         if layout is not None:
@@ -295,8 +314,20 @@ def _subject(rounds: tuple[Round, ...]) -> str | None:
 # --- knowledge -------------------------------------------------------------------------------------------------------
 
 
-def _read_knowledge(entry: KnowledgeEntry, capture: _Folder, rounds: int | None, classes: int | None) -> Knowledge:
-    """`rounds` is how many entries a tuple has that goes with the rounds; None where it goes with the clients."""
+def stated_knowledge(values: Mapping[str, Any]) -> Knowledge:
+    """Knowledge in the plain words of a capture, such as {"input_shape": [1, 28, 28], "loss": "cross_entropy"}."""
+    try:
+        entry = KnowledgeEntry.model_validate_json(json.dumps(dict(values)))
+    except (TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise BadInput(
+            f"expected knowledge as a capture writes it, found {shown(dict(values))} ({reason}); correct it."
+        ) from error
+    return _plain_knowledge(entry)
+
+
+def _plain_knowledge(entry: KnowledgeEntry) -> Knowledge:
+    """What an entry tells in words and numbers."""
     values: dict[str, Any] = {name: getattr(entry, name) for name in (*PLAIN_FIELDS, *LOCAL_FIELDS)}
     values["input_types"] = _types(entry.input_types)
     if entry.loss is not None:
@@ -307,6 +338,12 @@ def _read_knowledge(entry: KnowledgeEntry, capture: _Folder, rounds: int | None,
         values["defense"] = chain(*map(_read_defense, parts))
     if entry.local_optimizer is not None:
         values["local_optimizer"] = _read_optimizer(entry.local_optimizer)
+    return Knowledge(**values)
+
+
+def _read_knowledge(entry: KnowledgeEntry, capture: _Folder, rounds: int | None, classes: int | None) -> Knowledge:
+    """`rounds` is how many entries a tuple has that goes with the rounds; None where it goes with the clients."""
+    values: dict[str, Any] = {}
     file = capture.optional(KNOWLEDGE_FILE)
     if file is not None:
         values.update(_read_tensors(file, rounds, entry.examples))
@@ -321,7 +358,7 @@ def _read_knowledge(entry: KnowledgeEntry, capture: _Folder, rounds: int | None,
     public = values.get("public_data")
     if public is not None:
         _check_public(public, entry, classes)
-    return Knowledge(**values)
+    return dataclasses.replace(_plain_knowledge(entry), **values)
 
 
 def _read_defense(entry: DefenseEntry) -> Defense:
@@ -432,7 +469,7 @@ def _check_labels(labels: Tensor, batch_size: int | None, classes: int | None, l
     if loss not in (None, "cross_entropy", "softmax_mse"):  # numbers to be predicted, or yes and no
         fits = labels.dim() >= 1
     elif labels.dim() > 1 and not labels.is_floating_point():  # one class for each token or pixel
-        counted = labels[labels != IGNORED_LABEL]
+        counted = labels[labels != losses.IGNORED_LABEL]
         fits = not counted.numel() or (int(counted.min()) >= 0 and int(counted.max()) < (classes or MOST_CLASSES))
     elif labels.dim() > 2:
         fits = bool((labels >= 0).all())

@@ -6,9 +6,10 @@ import math
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from fedprism.errors import BadCapture
+from fedprism.files.strict import Strict
 
 FORMAT = "fedprism-capture/1"
 MANIFEST = "capture.json"
@@ -72,26 +73,20 @@ InputShape = Annotated[OneShape | Shapes | NamedShapes, AfterValidator(_sane_siz
 TypeName = Literal["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
 
 
-class Strict(BaseModel):
-    """Refuses unknown keys and values of other types."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
 class ModelEntry(Strict):
     name: Name | None = None
-    kwargs: dict[str, Any] = {}
+    kwargs: dict[str, Any] = Field(default_factory=dict)
     training: bool = True
 
 
 class DefenseEntry(Strict):
     name: Name
-    kwargs: dict[str, Setting | tuple[Setting, ...]] = {}
+    kwargs: dict[str, Setting | tuple[Setting, ...]] = Field(default_factory=dict)
 
 
 class OptimizerEntry(Strict):
     name: Name
-    kwargs: dict[str, Setting] = {}
+    kwargs: dict[str, Setting] = Field(default_factory=dict)
 
 
 class KnowledgeEntry(Strict):

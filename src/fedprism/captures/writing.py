@@ -39,7 +39,7 @@ def save(observation: Observation, folder: str | os.PathLike[str]) -> Path:
     """Write an observation as a new capture; the folder appears only when everything is written."""
     target = new_folder(folder)
     files: dict[str, Update] = {}
-    manifest = _manifest(observation, files)
+    manifest = manifest_of(observation, files)
     # Beside the first folder that exists: on the same disk, and no folder is left behind where writing fails.
     existing = next(parent for parent in target.parents if parent.exists())
     try:
@@ -70,7 +70,7 @@ def new_folder(folder: str | os.PathLike[str]) -> Path:
     return target
 
 
-def _manifest(observation: Observation, files: dict[str, Update]) -> bytes:
+def manifest_of(observation: Observation, files: dict[str, Update]) -> bytes:
     """The text of capture.json; the tensors that belong beside it are added to `files`, by file name."""
     described = {
         "format": FORMAT,

@@ -11,8 +11,10 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedprism import captures, runner
-from fedprism.attacks import ATTACKS, flags
+from fedprism.attacks import ATTACKS, Attack, Reduction, flags
+from fedprism.attacks import then as combined
 from fedprism.checks import row
+from fedprism.display.html import png
 from fedprism.errors import BadInput
 from fedprism.evaluation import scoring
 from fedprism.evaluation.residuals import least, residuals
@@ -33,6 +35,7 @@ MOST_NAMED = 8
 def carry_out(
     capture: Sequence[str],
     name: str,
+    then: str | None,
     *,
     siblings: Sequence[str],
     model: str | None,
@@ -42,13 +45,14 @@ def carry_out(
     output: Path,
     seed: int,
     device: str | None,
-) -> list[Table | str]:
-    """Attack a capture, write what came of it, and return what is printed.
+) -> tuple[dict[str, Any], list[Table | str]]:
+    """Attack a capture, write what came of it, and return the record and its text for a person.
 
-    `capture` holds the folder and settings of the attack as flags; `siblings` are flags of the command itself.
+    `capture` holds the folder and settings of the attack as flags; `siblings` are flags of the command itself. `then`:
+    the attack on what `name` splits off.
     """
     publishing.require_writable(output)
-    attack, folders = flags.apply(capture, row(ATTACKS, name, "method of attack")(), siblings=siblings)
+    attack, folders = flags.apply(capture, _named(name, then), siblings=siblings)
     if len(folders) != 1:
         raise BadInput(f"expected one capture folder, found {' and '.join(folders) or 'none'}; name one.")
     observation = captures.load(folders[0], model=factory.from_factory(model) if model else None)
@@ -71,6 +75,7 @@ def carry_out(
         kind="attack",
         cell={
             **{"attack": name, "settings": repr(attack), "source": observation.source},
+            **({"then": then} if then else {}),
             **({"owners": answer.owners} if answer.owners else {}),
         },
         knowledge_used=tuple(sorted(answer.knowledge_used)),
@@ -83,7 +88,17 @@ def carry_out(
     )
     files = result_files(observation, answer, record)
     publishing.publish(output, files, stale=("record.json", "recovered-*.png", "update-*.safetensors"))
-    return [summary(record, files), *([str(scores)] if scores else [])]
+    return dataclasses.asdict(record), [summary(record, files), *([str(scores)] if scores else [])]
+
+
+def _named(name: str, then: str | None) -> Attack:
+    """The attack by its name, with the one behind it if there is one."""
+    attack = row(ATTACKS, name, "method of attack")()
+    if then is None:
+        return attack
+    if not isinstance(attack, Reduction):
+        raise BadInput(f"expected an attack that splits updates before --then, found {name}; use disaggregation.")
+    return combined(attack, row(ATTACKS, then, "method of attack")())
 
 
 def result_files(observation: Observation, reconstruction: Reconstruction, record: Record) -> dict[str, bytes]:
@@ -97,7 +112,7 @@ def result_files(observation: Observation, reconstruction: Reconstruction, recor
     return {
         "reconstruction.safetensors": _saved(tensors),
         **{f"update-{k}.safetensors": _saved(update) for k, update in enumerate(reconstruction.updates or ())},
-        **{f"recovered-{number}.png": pictures.png(picture) for number, picture in enumerate(images)},
+        **{f"recovered-{number}.png": png(picture) for number, picture in enumerate(images)},
         "record.json": json_text.as_json(dataclasses.asdict(record)),
     }
 
@@ -120,7 +135,7 @@ def summary(record: Record, files: Mapping[str, bytes]) -> Table:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
-    explained = "cannot be told" if record.residual is None else f"{record.residual:.3g} of the update left unexplained"
+    explained = "unknown" if record.residual is None else f"{record.residual:.3g} (0 = update fully explained)"
     table.add_row("attack", str(record.cell["settings"]))
     table.add_row("status", record.status)
     table.add_row("residual", explained)

@@ -8,15 +8,16 @@ from typing import Annotated
 
 import typer
 
-from fedprism.cli.options import Device, Download, Output
-from fedprism.cli.terminal import console_for
+from fedprism.cli.options import DataDir, Device, Download, Output
 
 
 def audit(
     plan: Annotated[Path, typer.Argument(metavar="PLAN.toml", help="The plan; `fedprism init` writes one.")],
     output: Output = Path("fedprism-audit"),
     resume: Annotated[bool, typer.Option("--resume", help="Finish an audit that was stopped.")] = False,
-    workers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Cells at a time, a process each.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Number of cells to run in parallel, one process per cell.")
+    ] = None,
     ray: Annotated[str | None, typer.Option(metavar="ADDRESS", help="A Ray cluster, or local to start one.")] = None,
     fail_above: Annotated[
         list[str] | None,
@@ -40,13 +41,11 @@ def audit(
         bool, typer.Option("--allow-untested", help="Exit with 0 instead of 2 if no attack ran to its end.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the grid, its time and its memory.")] = False,
-    data_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder with the data sets; else FEDPRISM_DATA names it.")
-    ] = None,
+    data_dir: DataDir = None,
     allow_download: Download = False,
     device: Device = None,
 ) -> None:
-    """Run every cell of a plan: what leaks, to whom, and what defenses change. Killed at any time, --resume goes on."""
+    """Run every cell of a plan: what leaks, to whom, and what defenses change. Interrupted? Continue with --resume."""
     from fedprism.audit.gates import Checks, Gate, parse_gate
     from fedprism.cli import auditing
 
@@ -60,8 +59,6 @@ def audit(
     code = auditing.carry_out(
         plan,
         output,
-        console=console_for(),
-        errors=console_for(stderr=True),
         resume=resume,
         workers=workers,
         ray=ray,

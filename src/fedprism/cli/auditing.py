@@ -5,18 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
+from rich.table import Table
 
 from fedprism import report
-from fedprism.audit import Checks, Setup, estimate, exports, lay_out, prepare, proposing, run_audit
+from fedprism.audit import (
+    Audit,
+    Checks,
+    Setup,
+    by_defense,
+    estimate,
+    exports,
+    lay_out,
+    prepare,
+    proposing,
+    run_audit,
+)
 from fedprism.audit.execution import AuditProgress, Listener
 from fedprism.audit.grid import Grid, configurations
 from fedprism.audit.summary import summarised, title
+from fedprism.cli.terminal import PRINTING, answer, console_for
 from fedprism.errors import BadInput
 from fedprism.evaluation.severity import TOKENS
 from fedprism.files import publishing
+from fedprism.naming import counted
 from fedprism.runtime import devices
 from fedprism.runtime.executors import Executor, Processes, RayCluster
 
@@ -31,8 +46,6 @@ def carry_out(
     path: Path,
     output: Path,
     *,
-    console: Console,
-    errors: Console,
     resume: bool = False,
     workers: int | None = None,
     ray: str | None = None,
@@ -58,32 +71,42 @@ def carry_out(
     grid = lay_out(setup)
     setup.require_metrics()
     if dry_run:
-        _show_grid(setup, grid, device, console)
+        priced = estimate.estimate(setup, grid, device)
+        answer(_grid_as_dict(grid, priced), lambda: _grid_lines(grid, priced))
         return 0
     executor = _executor(setup, grid, workers, ray, place)
-    with _bar(errors) as listen:
+    with _bar(console_for(stderr=True)) as listen:
         finished = run_audit(
             setup, output, resume=resume, executor=executor, device=device, checks=wanted, listen=listen, grid=grid
         )
     page = report.conclude(setup, output)
-    rows = summarised(finished)
-    console.print(exports.table(rows, metrics))
-    for row in rows:
-        for reason in row.reasons:
-            console.print(f"- {title(row.cell)}: {reason}", soft_wrap=True)
-    console.print(f"The report, with what was not tested and why: {page}", soft_wrap=True)
-    for sentence in finished.conclusion["sentences"]:
-        console.print(sentence, soft_wrap=True)
+    result = {**finished.conclusion, "report": str(page), "results": str(output / "results.json")}
+    answer(result, lambda: _ending(finished, metrics, page))
     return int(finished.conclusion["exit_code"])
 
 
-def write_plan(path: Path, model: str | None, data: str | None, console: Console) -> None:
+def _ending(finished: Audit, metrics: Sequence[str], page: Path) -> Iterator[Table | str]:
+    """The verdict, what each defense prevents and costs, and where the report is; in full every configuration."""
+    rows = summarised(finished)
+    if PRINTING.verbose:
+        yield exports.table(rows, metrics)
+    yield from finished.conclusion["sentences"]
+    yield by_defense.table(by_defense.by_defense(rows))
+    failed = sum(row.failed for row in rows)
+    if PRINTING.verbose or failed:
+        yield from (f"- {title(row.cell)}: {reason}" for row in rows for reason in row.reasons)
+    yield f"Report: {page}"
+
+
+def write_plan(path: Path, model: str | None, data: str | None, loss: str | None) -> None:
     """Write a commented plan; an existing file is left alone."""
     if path.exists():
         raise BadInput(f"expected a new file for the plan, found '{path}'; choose another name with -o.")
     publishing.require_writable(path.parent)
-    path.write_text(proposing.proposed(model, data, path.parent))
-    console.print(f"{path} is a plan with every key explained. Next: fedprism audit {path} --dry-run", soft_wrap=True)
+    # Published in one step: a full disk must not leave an empty plan, which the next `init` would not replace.
+    publishing.publish(path.parent, {path.name: proposing.proposed(model, data, path.parent, loss).encode()})
+    said = f"{path} is a plan with every key explained. Next: fedprism audit {path} --dry-run"
+    answer({"plan": str(path)}, lambda: [said])
 
 
 def _place(device: str | None, *, elsewhere: bool) -> torch.device:
@@ -107,19 +130,27 @@ def _executor(setup: Setup, grid: Grid, workers: int | None, ray: str | None, pl
     return Processes(workers=fitting, timeout=setup.plan.limits.seconds)
 
 
-def _show_grid(setup: Setup, grid: Grid, device: str | None, console: Console) -> None:
+def _grid_as_dict(grid: Grid, priced: estimate.Estimate) -> dict[str, Any]:
+    return {
+        "cells": len(grid.cells),
+        "configurations": [
+            {"title": title(cell), "seeds": len(members)} for cell, members in configurations(grid.cells)
+        ],
+        "not_tested": [{"what": each.what, "why": each.why} for each in grid.skipped],
+        "cannot_run": [{"cells": count, "why": reason} for count, reason in priced.refused],
+        "estimate": str(priced),
+    }
+
+
+def _grid_lines(grid: Grid, priced: estimate.Estimate) -> Iterator[str]:
     listed = list(configurations(grid.cells))
-    for cell, members in listed[:MOST_LISTED]:
-        console.print(f"{len(members):>4} x  {title(cell)}", soft_wrap=True)
-    if len(listed) > MOST_LISTED:
-        console.print(f"        and {len(listed) - MOST_LISTED} further configurations")
-    for each in grid.skipped:
-        console.print(f"not tested: {each.what}: {each.why}", soft_wrap=True)
-    cells = "1 cell" if len(grid.cells) == 1 else f"{len(grid.cells)} cells"
-    priced = estimate.estimate(setup, grid, device)
-    for count, reason in priced.refused:
-        console.print(f"{count:>4} x  cannot run: {reason}", soft_wrap=True)
-    console.print(f"{cells}, {priced}", soft_wrap=True)
+    most = len(listed) if PRINTING.verbose else MOST_LISTED
+    yield from (f"{len(members):>4} x  {title(cell)}" for cell, members in listed[:most])
+    if len(listed) > most:
+        yield f"        and {counted(len(listed) - most, 'further configuration')}; -v lists all"
+    yield from (f"not tested: {each.what}: {each.why}" for each in grid.skipped)
+    yield from (f"{count:>4} x  cannot run: {reason}" for count, reason in priced.refused)
+    yield f"{counted(len(grid.cells), 'cell')}, {priced}"
 
 
 @contextmanager
@@ -164,6 +195,6 @@ def _lines(console: Console) -> Listener:
         tenth = 10 * progress.done // max(progress.total, 1)
         if tenth > last and progress.outcome is not None:
             last = tenth
-            console.print(f"{progress.done} of {progress.total} cells")
+            console.print(f"{progress.done} of {counted(progress.total, 'cell')}")
 
     return listen

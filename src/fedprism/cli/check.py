@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedprism.cli.terminal import console_for
+from fedprism.cli.terminal import answer
 
 if TYPE_CHECKING:
     from fedprism.audit.checking import Fit
@@ -24,9 +25,7 @@ def check(
     from fedprism.audit import checking
 
     fit = checking.check(checking.setup_for(model, data, loss=loss))
-    console = console_for()
-    for line in lines(fit):
-        console.print(line, soft_wrap=True)
+    answer(dataclasses.asdict(fit), lambda: lines(fit))
 
 
 def lines(fit: Fit) -> list[str]:
@@ -38,7 +37,7 @@ def lines(fit: Fit) -> list[str]:
         text.append(f"  {layer.weight}  {layer.kind} {layer.shape}: {sent}")
     if fit.searched:
         text.append("  gradient matching searches inputs that explain all trained layers at once")
-    text += ["", "attacks that fit:"] + [f"  {name}: {cost}" for name, cost in fit.attacks]
+    text += ["", "attacks that fit:"] + ([f"  {name}: {cost}" for name, cost in fit.attacks] or ["  none"])
     text += ["", "not tried:"] + [f"  {name}: {reason}" for name, reason in fit.left_out]
     if fit.unread:
         text += ["", f"no attack reads: {', '.join(fit.unread)}"]

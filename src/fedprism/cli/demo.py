@@ -7,7 +7,6 @@ from pathlib import Path
 import typer
 
 from fedprism.cli.options import Device, Output
-from fedprism.cli.terminal import console_for
 from fedprism.errors import BadInput
 
 
@@ -23,7 +22,5 @@ def demo(output: Output = Path("fedprism-demo"), device: Device = None) -> None:
         raise BadInput(f"expected a folder without a plan of your own, found '{plan}'; choose another one with -o.")
     publishing.publish(output, {plan.name: content})
     # What an earlier demo found stays: the same plan gives the same numbers.
-    code = auditing.carry_out(
-        plan, output, console=console_for(), errors=console_for(stderr=True), resume=True, device=device
-    )
+    code = auditing.carry_out(plan, output, resume=True, device=device)
     raise typer.Exit(code)

@@ -1,33 +1,40 @@
 """The command line: one file per command.
 
 Exit codes: 0 done; 1 a check of an audit failed; 2 bad input, missing knowledge, a method that does not apply, or an
-audit in which no attack ran to its end; 3 an error of fedprism itself; 130 interrupted. torch is imported inside the
-commands, so that `fedprism --help` answers at once.
+audit in which no attack ran to its end; 3 an error of fedprism itself; 130 interrupted; 143 told to end (SIGTERM).
+torch is imported inside the commands, so that `fedprism --help` answers at once.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
 
-from fedprism.cli.attack import attack
+from fedprism.cli.attack import AttackCommand, attack
 from fedprism.cli.audit import audit
 from fedprism.cli.check import check
+from fedprism.cli.command import HELP_FLAGS, Command
+from fedprism.cli.compare import compare
 from fedprism.cli.demo import demo
 from fedprism.cli.init import init
 from fedprism.cli.inspect import inspect
 from fedprism.cli.list import list_table
 from fedprism.cli.report import report
 from fedprism.cli.reproduce import reproduce
+from fedprism.cli.show import show
 from fedprism.cli.terminal import complain
 from fedprism.errors import FedprismError, out_of_memory, told, users_place
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(pretty_exceptions_enable=False, context_settings=HELP_FLAGS)
 
 # The base class of click's errors, reached through typer: whichever click typer brings along is the one that raises.
 CommandLineError: type[Exception] = typer.BadParameter.__mro__[2]
@@ -38,7 +45,7 @@ def _fedprism(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Show the version and stop.")] = False,
 ) -> None:
-    """Shows what a federated-learning update gives away about the people behind it, and what a defense really buys."""
+    """Audit how much private data federated-learning updates leak, and which defenses prevent it."""
     from fedprism import __version__
 
     if version:
@@ -48,28 +55,57 @@ def _fedprism(
         typer.echo(context.get_help())
 
 
-app.command()(demo)
-app.command(context_settings={"ignore_unknown_options": True})(attack)
-app.command()(audit)
-app.command()(report)
-app.command()(init)
-app.command()(check)
-app.command()(reproduce)
-app.command()(inspect)
-app.command("list")(list_table)
+MODELS, UPDATES, NAMES, PAPERS = "Audit a model", "Recorded updates and received models", "Look up names", "Papers"
+"""The groups of the help."""
+
+app.command(cls=Command, rich_help_panel=MODELS)(demo)
+app.command(cls=Command, rich_help_panel=MODELS)(init)
+app.command(cls=Command, rich_help_panel=MODELS)(check)
+app.command(cls=Command, rich_help_panel=MODELS)(audit)
+app.command(cls=Command, rich_help_panel=MODELS)(report)
+app.command(cls=Command, rich_help_panel=MODELS)(compare)
+app.command(cls=AttackCommand, rich_help_panel=UPDATES, context_settings={"ignore_unknown_options": True})(attack)
+app.command(cls=Command, rich_help_panel=UPDATES)(inspect)
+app.command("list", cls=Command, rich_help_panel=NAMES)(list_table)
+app.command(cls=Command, rich_help_panel=NAMES)(show)
+app.command(cls=Command, rich_help_panel=PAPERS)(reproduce)
+
+
+class Terminated(BaseException):
+    """The system asked the process to end."""
+
+
+@contextmanager
+def _ends_in_order() -> Iterator[None]:
+    """On SIGTERM end as on Ctrl-C, so that worker processes are stopped before their pipes break."""
+
+    def end(*_: object) -> None:
+        raise Terminated
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; no exception leaves it."""
     try:
         command = typer.main.get_command(app)
-        answer = command.main(
-            args=None if arguments is None else list(arguments), prog_name="fedprism", standalone_mode=False
-        )
+        with _ends_in_order():
+            answer = command.main(
+                args=None if arguments is None else list(arguments), prog_name="fedprism", standalone_mode=False
+            )
         sys.stdout.flush()
         return answer if isinstance(answer, int) else 0
     except (KeyboardInterrupt, typer.Abort):
         return 130
+    except Terminated:
+        return 143
     except (BrokenPipeError, SystemExit) as error:
         # click and rich make SystemExit(1) of a closed pipe, but 1 means something else here.
         if not isinstance(error.__context__ if isinstance(error, SystemExit) else error, BrokenPipeError):
@@ -77,8 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read our output has seen enough
         return 0
     except CommandLineError as error:
-        message = getattr(error, "format_message", error.__str__)()
-        return complain(f"{message.rstrip('.')}; see fedprism --help.")
+        return complain(_misused(error))
     except FedprismError as error:
         return complain(str(error))
     except OSError as error:
@@ -97,3 +132,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "FEDPRISM_DEBUG=1 shows where.",
             code=3,
         )
+
+
+def _misused(error: Exception) -> str:
+    """What is wrong with the words of a command line, and whose help says more."""
+    message = getattr(error, "format_message", error.__str__)().rstrip(".")
+    # click 8.5 and typer before 0.21 both add the same suggestion.
+    message = re.sub(r"( Did you mean [^?]*\?)\1", r"\1", message)
+    context = getattr(error, "ctx", None)
+    return (
+        f"{message}{'' if message.endswith('?') else '.'} See {context.command_path if context else 'fedprism'} --help"
+    )

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedprism.cli.terminal import console_for
+from fedprism.cli.terminal import PRINTING, console_for
 
 
 def inspect(
@@ -22,7 +22,6 @@ def inspect(
     batch: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Samples of your own: safetensors with inputs and labels.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON with all evidence instead of a table.")] = False,
 ) -> None:
     """Look for signs of tampering in a model before training on it; exit code 1 where something is serious."""
     from fedprism import inspection
@@ -35,7 +34,7 @@ def inspect(
         model=factory.from_factory(model) if model is not None else None,
         batch=files.batch(batch) if batch is not None else None,
     )
-    if json:
+    if PRINTING.json:
         typer.echo(rendering.as_json(result))
     else:
         console = console_for()

@@ -1,4 +1,4 @@
-"""`fedprism list`."""
+"""`fedprism list`: names, one per line."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from fedprism.cli.terminal import console_for
+from fedprism.cli.terminal import PRINTING, answer
 
 
 class Table(StrEnum):
-    """What `fedprism list` can list."""
+    """Tables of names."""
 
     ATTACKS = "attacks"
     DEFENSES = "defenses"
@@ -22,8 +22,10 @@ class Table(StrEnum):
     RECIPES = "recipes"
 
 
-def list_table(table: Annotated[Table, typer.Argument(help="What to list.")]) -> None:
-    """List what there is, by the names that commands, captures and records use."""
+def list_table(table: Annotated[Table, typer.Argument(help="The table.")]) -> None:
+    """List available attacks, defenses, models and more, one per line; -v adds their settings."""
     from fedprism.cli import tables
 
-    console_for().print(tables.TABLES[table]())
+    entries = tables.TABLES[table]()
+    shown = tables.in_full if PRINTING.verbose else tables.in_short
+    answer([entry.as_dict() for entry in entries], lambda: shown(entries))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedprism.cli.options import Device, Seed
-from fedprism.cli.terminal import console_for, progress_bar
+from fedprism.cli.options import DataDir, Device, Seed
+from fedprism.cli.terminal import PRINTING, answer, progress_bar
 from fedprism.errors import BadInput
 
 
@@ -17,9 +18,7 @@ def reproduce(
     quick: Annotated[
         bool, typer.Option("--quick", help="Embedded photographs and a small network: under a minute, no data folder.")
     ] = False,
-    data_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder with the data sets; else FEDPRISM_DATA names it.")
-    ] = None,
+    data_dir: DataDir = None,
     batches: Annotated[int | None, typer.Option(min=1, metavar="K", help="Batches a cell; else the paper's.")] = None,
     sizes: Annotated[str | None, typer.Option(metavar="N,N,...", help="Batch sizes; else the paper's.")] = None,
     iterations: Annotated[
@@ -60,11 +59,11 @@ def reproduce(
     )
     with progress_bar() as announce:
         rows = tables.carry_out(chosen, settings, folder, announce)
-    console = console_for()
-    console.print(tables.table(chosen, rows))
-    for note in tables.notes(chosen, settings, rows):
-        console.print(f"- {note}")
-    console.print(f"The table with its pictures: {folder / 'table.md'}")
+    notes = [] if PRINTING.quiet else [f"- {note}" for note in tables.notes(chosen, settings, rows)]
+    answer(
+        json.loads((folder / "results.json").read_text()),
+        lambda: [tables.table(chosen, rows), *notes, f"The table with its pictures: {folder / 'table.md'}"],
+    )
 
 
 def _whole_numbers(text: str) -> tuple[int, ...]:

@@ -147,7 +147,7 @@ def step_gradient(
 ) -> Update:
     """The gradient of one local step on the samples that the context names, as far as a defense lets it through.
 
-    `held` are the frozen parameters and the buffers; `layout` is that of images in memory, as they are unless said.
+    `fixed` are the frozen parameters and the buffers; `layout` is that of images in memory, as they are unless said.
     """
     model, data, indices = context.model, context.batch, context.indices
     assert model is not None
@@ -203,7 +203,7 @@ def trained_update(
 def batch_gradient(
     model: nn.Module, params: Update, fixed: Update | None, batch: Batch, loss: LossFn, create_graph: bool = False
 ) -> Update:
-    """The gradient of the loss of one batch; `held` are the frozen parameters and the buffers.
+    """The gradient of the loss of one batch; `fixed` are the frozen parameters and the buffers.
 
     None: the model is made of `params` already, which saves many small steps where it is asked again and again.
     """
@@ -250,6 +250,11 @@ def _gradient(
     except ValueError as error:
         raise BadInput(refusal(model, {**params, **(fixed or {})}, batch, error)) from error
     value = loss(outputs, batch.labels)
+    if not value.requires_grad:
+        raise BadInput(
+            "expected a loss that depends on trained parameters, found one without a gradient (all frozen, detached or "
+            "computed under no_grad); correct the model or the loss."
+        )
     grads = torch.autograd.grad(
         value, list(params.values()), create_graph=create_graph, allow_unused=True, materialize_grads=True
     )
@@ -259,7 +264,7 @@ def _gradient(
 def stacked_gradients(
     model: nn.Module, params: Update, fixed: Update, batch: Batch, loss: LossFn, create_graph: bool = False
 ) -> Update:
-    """The gradients of several clients, each with parameters of its own; only `held` has no dimension of clients."""
+    """The gradients of several clients, each with parameters of its own; only `fixed` has no dimension of clients."""
 
     def client_loss(current: dict[str, Tensor], x: Inputs, y: Tensor) -> Tensor:
         return loss(outputs_of(model, {**current, **fixed}, x), y)

@@ -13,6 +13,9 @@ from fedprism.checks import shown, whole
 from fedprism.errors import BadInput
 from fedprism.types import Batch
 
+LARGEST_SEED = 2**53
+"""Up to it every whole number is a float, and so the same in JSON: as in plans."""
+
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
@@ -43,8 +46,20 @@ class ImageSet:
         chosen = chosen.long()
         return Batch(self.images[chosen].float() / 255, self.labels[chosen])
 
-    def draw(self, count: int, rng: torch.Generator, *, unique_labels: bool = False) -> Batch:
-        """`count` different images at random; with `unique_labels` at most one a class, classes equally likely."""
+    def draw(
+        self, count: int, rng: torch.Generator | None = None, *, seed: int | None = None, unique_labels: bool = False
+    ) -> Batch:
+        """`count` different images at random; with `unique_labels` at most one per class, classes equally likely.
+
+        `seed` begins a generator of its own; with `rng` several draws go on with one generator.
+        """
+        if (rng is None) == (seed is None):
+            raise BadInput(
+                f"expected a seed or a generator to draw images of {self.name}, found "
+                f"{'neither' if rng is None else 'both'}; call draw({count}, seed=0)."
+            )
+        if rng is None:
+            rng = torch.Generator().manual_seed(whole(seed, "seed", LARGEST_SEED, 0))
         order = torch.randperm(len(self), generator=rng, device=rng.device).cpu()
         if unique_labels:
             _, firsts = np.unique(self.labels[order].numpy(), return_index=True)

@@ -3,7 +3,8 @@
 Balle, Wang, "Improving the Gaussian Mechanism for Differential Privacy", ICML 2018 (theorem 8: the exact curve);
 Mironov, "Rényi Differential Privacy", CSF 2017 (composition); Mironov, Talwar, Zhang, "Rényi Differential Privacy of
 the Sampled Gaussian Mechanism", 2019 (section 3.3: every order); Canonne, Kamath, Steinke, "The Discrete Gaussian for
-Differential Privacy", NeurIPS 2020 (proposition 12: from Rényi to epsilon).
+Differential Privacy", NeurIPS 2020 (arXiv 2004.00010, fourth version, proposition 12:
+from Rényi to epsilon).
 
 Plain functions on numbers. `noise` is always the noise multiplier: the standard deviation of the noise on the sum, in
 units of what one participant can move the sum by. Neighbours differ by one participant who is there or is not.

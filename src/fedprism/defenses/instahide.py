@@ -1,8 +1,8 @@
 """InstaHide: MixUp, and then a random sign for every entry.
 
-Huang, Song, Li, Arora, "InstaHide: Instance-hiding Schemes for Private Distributed Learning", ICML 2020 (sections 4.1
-and 4.2); coefficients as in Huang, Gupta, Song, Li, Arora, "Evaluating Gradient Inversion Attacks and Defenses in
-Federated Learning", NeurIPS 2021. Broken in Carlini et al., 2021: `solvers.decode_mixtures`.
+Huang, Song, Li, Arora, "InstaHide: Instance-hiding Schemes for Private Distributed Learning", ICML 2020 (inside
+and across data sets); coefficients as in Huang, Gupta, Song, Li, Arora, "Evaluating Gradient Inversion Attacks and
+Defenses in Federated Learning", NeurIPS 2021. Broken in Carlini et al., 2021: `solvers.decode_mixtures`.
 
 Differs from the published code in what MixUp differs in. Signs hide nothing of pixels from 0 to 1.
 """

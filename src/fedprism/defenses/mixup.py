@@ -157,7 +157,7 @@ class Chance(NamedTuple):
     def uniform(self, first: int, count: int, rows: Tensor | None = None) -> Tensor:
         """(rows, count) in (0, 1), in double precision: the numbers from `first` on of these rows, of all unless said.
 
-        Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", 2014 (figure 15), of key, sample, number.
+        Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", 2014 (SplitMix), of key, sample, number.
         """
         samples = (self.samples if rows is None else self.samples[rows]).unsqueeze(1)
         numbers = torch.arange(first, first + count)

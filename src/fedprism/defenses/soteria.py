@@ -1,7 +1,7 @@
 """Soteria: do not send the classifier's gradient for the features that tell most about the input.
 
-Sun, Li, Wang, Chen, Li, Yang, Li, "Soteria: Provable Defense against Privacy Leakage in Federated Learning from
-Representation Perspective", CVPR 2021 (section 4.2); broken in Balunović et al., "Bayesian Framework for Gradient
+Sun, Li, Wang, Yang, Li, Chen, "Soteria: Provable Defense against Privacy Leakage in Federated Learning from
+Representation Perspective", CVPR 2021; broken in Balunović et al., "Bayesian Framework for Gradient
 Leakage", ICLR 2022, and by who knows the zeros.
 
 Differs from the published code in: features of either sign count by their magnitude, ties are broken by order.
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedprism.checks import probability
+from fedprism.checks import probability, shown
 from fedprism.defenses.base import Context, Defense
 from fedprism.defenses.pruning import KeepSupport
 from fedprism.errors import NotApplicable
@@ -31,12 +31,14 @@ TOGETHER = 32
 
 @dataclass(frozen=True)
 class Soteria(Defense):
-    """Zeroes the columns of the last dense layer's weight gradient for `ratio` of its inputs, the features.
+    """Zeroes the columns of a dense layer's weight gradient for `ratio` of its inputs, the features.
 
     Those go whose derivative by the input is shortest over their magnitude, summed over the client's own samples.
+    layer: the dense layer by its name in the model, such as classifier.0; the last one unless said.
     """
 
     ratio: float
+    layer: str | None = None
 
     def __post_init__(self) -> None:
         probability(self.ratio, "Soteria's ratio")
@@ -48,10 +50,10 @@ class Soteria(Defense):
                 "hand on_update a Context with both."
             )
         with seeded_layers(rng):
-            layer, scores = feature_scores(context.model, context.params, context.batch)
+            layer, scores = feature_scores(context.model, context.params, context.batch, self.layer)
         if layer not in update:
             raise NotApplicable(
-                f"Soteria expects the last dense layer's weight '{layer}' in the update, found it frozen; train it."
+                f"Soteria expects the dense layer's weight '{layer}' in the update, found it frozen; train it."
             )
         kept = torch.ones_like(scores)
         # A stable order, so that equal scores go from the first on.
@@ -63,8 +65,9 @@ class Soteria(Defense):
         return self if observed is None else KeepSupport({name: tensor != 0 for name, tensor in observed.items()})
 
 
-def feature_scores(model: nn.Module, params: Update | None, data: Batch) -> tuple[str, Tensor]:
-    """The last dense layer's weight by name, and (features,) sum over samples of |df/dx| / (|f| + 0.1)."""
+def feature_scores(model: nn.Module, params: Update | None, data: Batch, name: str | None = None) -> tuple[str, Tensor]:
+    """A dense layer's weight by name, the last one's unless said, and (features,) sum over samples of |df/dx| / (|f| +
+    0.1)."""
     names, inputs_of = {module: name for name, module in model.named_modules()}, list[tuple[str, Tensor]]()
 
     def watch(module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -82,7 +85,12 @@ def feature_scores(model: nn.Module, params: Update | None, data: Batch) -> tupl
             hook.remove()
     if not inputs_of or inputs_of[-1][1].dim() != 2:
         raise NotApplicable("Soteria expects a network that ends in a dense layer, found none; use another defense.")
-    layer, features = inputs_of[-1]
+    layers = dict(inputs_of)
+    layer = inputs_of[-1][0] if name is None else f"{name}.weight".lstrip(".")
+    if layer not in layers or layers[layer].dim() != 2:
+        known = " or ".join(known.removesuffix(".weight") for known, fed in layers.items() if fed.dim() == 2)
+        raise NotApplicable(f"Soteria expects the dense layer {known}, found {shown(name)}; name one of these.")
+    features = layers[layer]
     if features.grad_fn is None:  # the layer is fed by the input itself: each feature is a pixel
         return layer, (1 / (features.detach().abs() + FLOOR)).sum(0)
     parts = torch.split(torch.arange(features.shape[1]), TOGETHER)

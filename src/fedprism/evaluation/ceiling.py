@@ -15,8 +15,9 @@ from torch import Tensor
 
 from fedprism.client.update import FedAvg
 from fedprism.defenses import DpSgd, GaussianNoise
+from fedprism.display.words import ShortRepr
 from fedprism.errors import BadInput, NotApplicable
-from fedprism.evaluation.channel import Channel, channel
+from fedprism.evaluation.channel import Channel, channel, has_relative_noise
 from fedprism.inputs import described
 from fedprism.losses import resolve
 from fedprism.randomness import generator, seeded_layers
@@ -38,8 +39,8 @@ QUICK = Effort(tried=4, certified=16, adapts=False)
 """Mostly 70 updates to choose a cube, at most 112; 32 to certify it: per sample, if gradients of a batch meet."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ceiling:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Ceiling(ShortRepr):
     """No attacker does better, on average over the hypercube of samples that is drawn around each private one.
 
     `values` has one for each private sample, in the order of the truth; infinite where no ceiling is known. Each holds
@@ -147,6 +148,8 @@ def _not_covered(scenario: Scenario, threat: ThreatModel, source: Channel) -> st
     scaled = isinstance(scenario.protocol, FedAvg) and not scenario.protocol.optimizer.adds_gradients
     if scaled and any(isinstance(member, DpSgd) for member in scenario.defense.members):
         return "No ceiling is known: DP-SGD's noise in steps of an optimizer that scales each entry is not covered."
+    if has_relative_noise(scenario):
+        return "No ceiling is known: noise relative to the update itself is not covered."
     if source.noise is None:
         return ""
     if scenario.rounds > 1 and not scenario.frozen:

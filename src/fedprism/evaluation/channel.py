@@ -137,6 +137,12 @@ def strongest_noise(scenario: Scenario, client: int) -> Noise | None:
     return strongest if strongest is not None and _deviation(scenario, strongest, client) > 0 else None
 
 
+def has_relative_noise(scenario: Scenario) -> bool:
+    """Whether a defense adds noise whose size depends on the update, which is no channel of known noise."""
+    members = scenario.defense.members
+    return any(isinstance(member, GaussianNoise | LaplaceNoise) and member.relative is not None for member in members)
+
+
 def batch_length(scenario: Scenario, client: int) -> int:
     """The most samples that a client's step is the mean over; if there are fewer, there is more noise on the mean."""
     held, protocol = part_size(scenario, client), scenario.protocol
@@ -149,7 +155,7 @@ def _deviation(scenario: Scenario, noise: Noise, client: int) -> float:
     An optimizer that scales each entry by itself makes noise on gradients something that is not Gaussian: none counts.
     """
     if not isinstance(noise, DpSgd):
-        return noise.std
+        return noise.std or 0.0
     if isinstance(scenario.protocol, FedAvg) and not scenario.protocol.optimizer.adds_gradients:
         return 0.0
     rate = scenario.protocol.lr if isinstance(scenario.protocol, FedAvg) else 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from scipy.optimize import linear_sum_assignment
@@ -13,13 +13,19 @@ from torch import Tensor
 
 from fedprism import metrics as metric_table
 from fedprism.checks import row
+from fedprism.display import html
+from fedprism.display.words import fields_in_words
 from fedprism.errors import BadInput
+from fedprism.evaluation.severity import HIGHER_IS_CLOSER, NOT_LEAKAGE, number
 from fedprism.inputs import Inputs, shape_of, tensors_of
 from fedprism.metrics import LpipsUnavailable, Metric, avd_floor, mse_matrix
 from fedprism.metrics.tokens import in_place_matrix, overlap, tokens_anywhere, tokens_in_place
 from fedprism.pixels import Normalization, stretched, to_pixels
 from fedprism.truth import Truth, load_truth, save_truth
 from fedprism.types import Ambiguity, Reconstruction, Update, is_soft
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 __all__ = [
     "Match",
@@ -53,8 +59,11 @@ class Match(NamedTuple):
     tokens: tuple[Tensor, Tensor] | None = None
     """(samples, all of them): the whole numbers of inputs that have such, recovered and true."""
 
+    def __repr__(self) -> str:
+        return fields_in_words(self, self._asdict().items())
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Scores:
     """One value for each private sample and metric; None where the attack returned nothing for the sample."""
 
@@ -71,14 +80,82 @@ class Scores:
         present = [value for value in self.values[metric] if value is not None]
         return sum(present) / len(present) if present else math.nan
 
+    def to_frame(self) -> DataFrame:
+        """A pandas table: a line per private sample, a column per metric, and `row`, the answer taken for it."""
+        try:
+            from pandas import DataFrame
+        except ImportError as error:
+            raise BadInput(
+                "expected pandas for a table of scores, found that it is not installed; install it with "
+                "pip install fedprism[pandas]."
+            ) from error
+        columns: dict[str, list[float | int | None]] = {name: list(values) for name, values in self.values.items()}
+        frame = DataFrame({**columns, "row": list(self.rows)})
+        frame["row"] = frame["row"].astype("Int64")
+        frame.index.name = "sample"
+        return frame
+
+    def __repr__(self) -> str:
+        means = [f"{name} {number(name, self.mean(name))}" for name in self.values if name != NOT_LEAKAGE]
+        return f"Scores({'; '.join([self._answered, *means])})"
+
     def __str__(self) -> str:
-        answered = sum(number is not None for number in self.rows)
-        lines = [f"{answered} of {len(self.rows)} samples answered"]
-        lines += [f"{name:>12}  mean {self.mean(name):.4g}" for name in self.values]
+        lines = [self._answered]
+        lines += [
+            f"{name:>12}  {f'mean {number(name, self.mean(name))}':<14}  {reading(name)}".rstrip()
+            for name in self.values
+        ]
         lines += [f"{name:>12}  not available: {reason}" for name, reason in self.unavailable.items()]
         if self.labels_match is not None:
-            lines.append(f"{'labels':>12}  {'all right' if self.labels_match else 'not all right'}")
+            lines.append(f"{'labels':>12}  {self._labels}")
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """Means and the first samples as a table, for notebooks."""
+        shown = range(min(len(self.rows), html.MOST_SAMPLES))
+        head = ["metric", "mean", "how to read it", *(f"sample {place}" for place in shown)]
+        lines = [
+            [name, number(name, self.mean(name)), reading(name), *(number(name, values[place]) for place in shown)]
+            for name, values in self.values.items()
+        ]
+        notes = list(self.notes)
+        if len(self.rows) > len(shown):
+            notes.append(f"The first {len(shown)} of {len(self.rows)} samples are shown; means are over all.")
+        return html.lines([html.table(head, lines, self._answered), *map(html.paragraph, notes)])
+
+    @property
+    def notes(self) -> list[str]:
+        """What is to be said beside the numbers, in sentences."""
+        sentences = [f"{name} is not available: {reason}" for name, reason in self.unavailable.items()]
+        return sentences if self.labels_match is None else [*sentences, f"Labels: {self._labels}."]
+
+    @property
+    def _answered(self) -> str:
+        return f"{sum(row is not None for row in self.rows)} of {len(self.rows)} samples answered"
+
+    @property
+    def _labels(self) -> str:
+        return "all right" if self.labels_match else "not all right"
+
+
+UNITS = {
+    "mse": "squared error of pixels from 0 to 1",
+    "ssim": "from -1 to 1",
+    "avd": "0 for the original",
+    "tokens": "of the whole numbers, anywhere",
+    "tokens-in-place": "of the whole numbers, in their places",
+}
+"""What a number counts or how far it goes; PSNR is printed in decibels."""
+
+
+def reading(metric: str) -> str:
+    """The unit of a metric, and which direction is closer to the original."""
+    if metric == NOT_LEAKAGE:
+        return "(the avd of a blank image)"
+    if metric not in HIGHER_IS_CLOSER:
+        return ""
+    direction = "higher is closer" if HIGHER_IS_CLOSER[metric] else "lower is closer"
+    return f"({', '.join(filter(None, [UNITS.get(metric), direction]))})"
 
 
 def score(
@@ -165,8 +242,8 @@ def score_updates(reconstruction: Reconstruction, truth: Truth) -> dict[str, flo
         raise BadInput("expected a reconstruction of updates with owners to score, found none; run a disaggregation.")
     by_owner = dict(zip(reconstruction.owners, reconstruction.updates, strict=True))
     errors: dict[str, float | None] = {}
-    for number, update in enumerate(truth.updates):
-        name = f"client-{number}"
+    for place, update in enumerate(truth.updates):
+        name = f"client-{place}"
         length = math.sqrt(sum(float(tensor.double().square().sum()) for tensor in (update or {}).values()))
         if update is not None and length > 0:
             errors[name] = _distance(by_owner[name], update) / length if name in by_owner else None
@@ -297,6 +374,10 @@ def _are_images(pixels: Tensor) -> bool:
 
 
 def _labels_match(recovered: Tensor | None, truth: Tensor) -> bool | None:
-    if recovered is None or is_soft(truth):
+    """None where labels are no numbers of classes and no answers of yes or no, but weights or measurements."""
+    if recovered is None or (truth.is_floating_point() and not bool(((truth == 0) | (truth == 1)).all())):
         return None
-    return bool(torch.equal(recovered.cpu().sort().values, truth.cpu().sort().values))
+    if is_soft(truth) and recovered.shape[1:].numel() != truth.shape[1:].numel():
+        return None
+    first, second = (sorted(label.flatten().tolist() for label in labels.double()) for labels in (recovered, truth))
+    return first == second

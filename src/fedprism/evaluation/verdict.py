@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Protocol
 
 from pydantic import ConfigDict
 
+from fedprism.display import html
 from fedprism.evaluation.residuals import EXPLAINED_RESIDUAL
 from fedprism.evaluation.severity import (
     RECOGNISABLE_COLUMNS,
@@ -29,7 +30,15 @@ PROTECTED_BELOW = {"psnr": 16.0, "columns": RECOGNISABLE_COLUMNS}
 that of a recognisable one, 19 of 20 have more. Columns: what is called a recognisable row."""
 
 
-class Verdict(StrEnum):
+class _InNotebooks:
+    """Apart from the enumeration, whose own body may hold no name of this form."""
+
+    def _repr_html_(self: Any) -> str:
+        """The word and what it means, for notebooks."""
+        return html.lines([html.paragraph(f"{self.value.upper()}: {MEANING[self]}.")])
+
+
+class Verdict(_InNotebooks, StrEnum):
     """What an audit shows, worst first. Only PROTECTED is good news."""
 
     LEAKS = "leaks"

@@ -13,16 +13,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
+from fedprism.display.words import ShortRepr
 from fedprism.files import json_text
+from fedprism.files.strict import Strict
 from fedprism.types import Record
 
 State = Literal["done", "skipped", "failed"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Outcome(ShortRepr):
     """What came of a trial: a record, or `values` where what was tried is no attack and no training.
 
     Seconds and `time_factor` are the clock's, and kept apart from what repeats exactly.
@@ -35,7 +37,7 @@ class Outcome:
     reason: str = ""
     """Why it was skipped or failed."""
     record: Record | None = None
-    baselines: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    baselines: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict, repr=False)
     """Mean score of each null baseline."""
     values: Mapping[str, Any] = field(default_factory=dict)
     """What JSON can hold of a trial that has no record."""
@@ -98,19 +100,15 @@ Number = Annotated[float, BeforeValidator(json_text.as_number)]
 Count = Annotated[int, Field(ge=0, le=2**53)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class _AttackScores(_Strict):
+class _AttackScores(Strict):
     values: dict[str, list[Number | None]]
     means: dict[str, Number | None]
     samples: Count
     answered: Count
     labels_match: bool | None = None
-    resolved: list[str] = []
-    unavailable: dict[str, str] = {}
-    by_column: dict[str, Number] = {}
+    resolved: list[str] = Field(default_factory=list)
+    unavailable: dict[str, str] = Field(default_factory=dict)
+    by_column: dict[str, Number] = Field(default_factory=dict)
     tolerance: Number | None = None
 
     @model_validator(mode="after")
@@ -122,7 +120,7 @@ class _AttackScores(_Strict):
         return self
 
 
-class _UtilityScores(_Strict):
+class _UtilityScores(Strict):
     accuracy: list[Number]
     seeds: list[Count]
     interval: Annotated[list[Number], Field(min_length=2, max_length=2)] | None
@@ -130,7 +128,7 @@ class _UtilityScores(_Strict):
     release_epsilon: Number | None
 
 
-class _Ceiling(_Strict):
+class _Ceiling(Strict):
     metric: str
     values: list[Number]
     confidence: Annotated[float, Field(gt=0, lt=1)]
@@ -141,7 +139,7 @@ class _Ceiling(_Strict):
     status: str
 
 
-class _Update(_Strict):
+class _Update(Strict):
     client: str | None
     round: int
     samples: Count
@@ -149,7 +147,7 @@ class _Update(_Strict):
     recovered: bool
 
 
-class _Record(_Strict):
+class _Record(Strict):
     kind: Literal["attack", "utility", "ceiling"]
     cell: dict[str, Any]
     knowledge_used: list[str]
@@ -158,7 +156,7 @@ class _Record(_Strict):
     time_factor: Number | None
     epsilon: Number | None
     residual: Number | None
-    updates: list[_Update] = []
+    updates: list[_Update] = Field(default_factory=list)
     ceiling: _Ceiling | None = None
     status: str
     seed: Count
@@ -175,14 +173,14 @@ class _Record(_Strict):
         return Record(**{**dict(self), **changed})
 
 
-class _File(_Strict):
+class _File(Strict):
     id: str
     cell: dict[str, str | int]
     outcome: State
     reason: str
     record: _Record | None
     baselines: dict[str, dict[str, Number | None]]
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -29,6 +29,8 @@ MOST_REASON = 200
 _WHOLE = {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}
 _FLOAT = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _DTYPES = {**_WHOLE, **_FLOAT, "BOOL": torch.bool}
+STORED_TYPES = frozenset(_DTYPES.values())
+"""Types of tensors that a file may hold."""
 
 
 class TensorFile(Mapping[str, Tensor]):
@@ -59,6 +61,7 @@ class TensorFile(Mapping[str, Tensor]):
                 f"({_first_line(error)}); write it again."
             ) from error
         self._file = file
+        self._stored = {name: name for name in names}
         for name in self:
             self.dtype(name)
             if math.prod(self.shape(name)) == 0:
@@ -83,6 +86,11 @@ class TensorFile(Mapping[str, Tensor]):
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape as the header states it, without reading the tensor."""
         return tuple(self._entries[name].get_shape())
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """From now on, call each tensor by another name; `names` maps every one that is in use."""
+        self._entries = {names[name]: entry for name, entry in self._entries.items()}
+        self._stored = {names[name]: stored for name, stored in self._stored.items()}
 
     def dtype(self, name: str) -> torch.dtype:
         """The dtype as the header states it; one that fedprism does not work with is a BadCapture."""
@@ -111,7 +119,7 @@ class TensorFile(Mapping[str, Tensor]):
         """The tensor in the file's own memory."""
         if name not in self._entries:
             raise KeyError(name)
-        tensor: Tensor = self._file.get_tensor(name)
+        tensor: Tensor = self._file.get_tensor(self._stored[name])
         return tensor
 
 

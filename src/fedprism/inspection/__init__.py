@@ -14,11 +14,12 @@ from fedprism.inspection.behaviour import behaviour
 from fedprism.inspection.biases import extreme_biases
 from fedprism.inspection.jumps import jumps
 from fedprism.inspection.one_live_row import one_live_row
+from fedprism.inspection.shares import changed_shares
 from fedprism.inspection.single_entries import single_entries
 from fedprism.inspection.values import not_finite, oversized, zero_dominated
 from fedprism.types import Batch, LossFn, Update
 
-__all__ = ["LAYER_CHECKS", "Finding", "Inspection", "Severity", "Suspicious", "inspect"]
+__all__ = ["LAYER_CHECKS", "Finding", "Inspection", "Severity", "Suspicious", "changed_shares", "inspect"]
 
 LAYER_CHECKS: dict[str, Callable[[Layer], Iterator[Finding]]] = {
     "aligned-rows": aligned_rows,

@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from fedprism.captures.schema import MOST_MANIFEST_BYTES, Size, Strict
+from fedprism.captures.schema import MOST_MANIFEST_BYTES, Size
 from fedprism.errors import BadCapture
+from fedprism.files.strict import Strict
 
 FORMAT = "fedprism-findings/1"
 FILE = "findings.json"
@@ -73,6 +74,12 @@ class RoundFacts(Strict):
     """Whether the masks of secure aggregation come out of fewer seeds than they seem to."""
     noise: CentralNoise | None = None
     leakage: Leakage | None = None
+    uplink: Literal["weights", "difference", "gradient"] = "weights"
+    """What clients sent back, as it was stated or recognised."""
+    passed_by: Mapping[Name, Size] = {}
+    """Records of arrays beside the model that were not recorded, and of how many tensors."""
+    left_out: Name | None = None
+    """Why none of this round's updates is in the capture, though clients answered."""
 
 
 class FindingEntry(Strict):
@@ -86,10 +93,18 @@ class FindingsFile(Strict):
     format: Literal["fedprism-findings/1"]
     rounds: tuple[RoundFacts, ...]
     findings: tuple[FindingEntry, ...]
+    troubles: tuple[Name, ...] = ()
+    """What the recorder could not do, once each."""
 
 
 def read_facts(folder: str | os.PathLike[str]) -> tuple[RoundFacts, ...] | None:
     """The rounds of a recorded run as the server saw them; None where they were not written down."""
+    read = read_file(folder)
+    return None if read is None else read.rounds
+
+
+def read_file(folder: str | os.PathLike[str]) -> FindingsFile | None:
+    """The facts of a recorded run with what the recorder could not do; None where they were not written down."""
     path = Path(folder) / FILE
     if not path.is_file():
         return None
@@ -98,7 +113,7 @@ def read_facts(folder: str | os.PathLike[str]) -> tuple[RoundFacts, ...] | None:
             text = file.read(MOST_MANIFEST_BYTES + 1)
         if len(text) > MOST_MANIFEST_BYTES:
             raise ValueError(f"more than {MOST_MANIFEST_BYTES} bytes")
-        return FindingsFile.model_validate_json(text).rounds
+        return FindingsFile.model_validate_json(text)
     except (ValidationError, ValueError, OSError) as error:
         reason = " ".join(str(error).split())[:200]
         raise BadCapture(

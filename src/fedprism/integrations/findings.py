@@ -12,7 +12,8 @@ import torch
 
 from fedprism.files.tensors import write_bytes
 from fedprism.inspection.base import Finding, note, serious, serious_first
-from fedprism.integrations.facts import FILE, FORMAT, FindingEntry, RoundFacts, read_facts
+from fedprism.integrations.about_recording import RULES_ABOUT_RECORDING, troubled
+from fedprism.integrations.facts import FILE, FORMAT, FindingEntry, RoundFacts, read_file
 from fedprism.solvers.participation import identifiable_users
 
 MOST_CLIENTS = 1000
@@ -31,21 +32,24 @@ NOISE_TOLERANCE = 1e-6
 """Relative lack of noise that is rounding error in double precision."""
 
 
-def findings(rounds: Sequence[RoundFacts]) -> tuple[Finding, ...]:
-    """What holds in this run, the serious things first."""
-    return serious_first(finding for rule in RULES for finding in rule(rounds))
+def findings(rounds: Sequence[RoundFacts], troubles: Sequence[str] = ()) -> tuple[Finding, ...]:
+    """What holds in this run, the serious things first; `troubles` are what the recorder could not do."""
+    ruled = (finding for rule in RULES for finding in rule(rounds))
+    return serious_first((*ruled, *troubled(troubles)))
 
 
-def save_findings(folder: Path, rounds: Sequence[RoundFacts]) -> None:
+def save_findings(folder: Path, rounds: Sequence[RoundFacts], troubles: Sequence[str] = ()) -> None:
     """Write the facts and what follows from them beside a capture."""
-    entries = [{name: getattr(f, name) for name in FindingEntry.model_fields} for f in findings(rounds)]
+    entries = [{name: getattr(f, name) for name in FindingEntry.model_fields} for f in findings(rounds, troubles)]
     facts = [round_.model_dump(mode="json", exclude_defaults=True) for round_ in rounds]
-    write_bytes(folder / FILE, json.dumps({"format": FORMAT, "findings": entries, "rounds": facts}, indent=1).encode())
+    content = {"format": FORMAT, "findings": entries, "troubles": list(troubles), "rounds": facts}
+    write_bytes(folder / FILE, json.dumps(content, indent=1).encode())
 
 
 def load_findings(folder: str | os.PathLike[str]) -> tuple[Finding, ...]:
     """The findings that lie beside a capture; none where the capture has no such file."""
-    return findings(read_facts(folder) or ())
+    read = read_file(folder)
+    return () if read is None else findings(read.rounds, read.troubles)
 
 
 def _serious(check: str, sentence: str, **evidence: float) -> Finding:
@@ -222,4 +226,5 @@ RULES: tuple[Callable[[Sequence[RoundFacts]], Iterator[Finding]], ...] = (
     clipping_left_out,
     noise_below_configured,
     leaking_rounds,
+    *RULES_ABOUT_RECORDING,
 )

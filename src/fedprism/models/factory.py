@@ -25,16 +25,16 @@ def from_factory(text: str, *, beside: Path | None = None, asked_as: str = "--mo
     return model
 
 
-def data_from(text: str, *, beside: Path | None = None, asked_as: str = "data.factory") -> Batch:
+def data_from(text: str, *, beside: Path | None = None) -> Batch:
     """The samples that `pkg.module:factory` returns: a Batch, or a pair of inputs and labels."""
-    returned = _returned(text, beside, asked_as, "the data")
+    returned = _returned(text, beside, "data.factory", "the data")
     data = returned if isinstance(returned, Batch) else None
     if isinstance(returned, tuple | list) and len(returned) == 2 and data is None:
         data = Batch(*returned)
     if data is None or not isinstance(data.labels, Tensor) or not _are_inputs(data):
         raise BadInput(
-            f"expected {asked_as} {text} to return inputs (a tensor, a tuple or a dict of tensors) and a tensor of as "
-            f"many labels, found {type(returned).__name__}; return fedprism.Batch(inputs, labels)."
+            f"expected data.factory {text} to return inputs (a tensor, a tuple or a dict of tensors) and a tensor of "
+            f"as many labels, found {type(returned).__name__}; return fedprism.Batch(inputs, labels)."
         )
     return data
 

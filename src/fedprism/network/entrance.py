@@ -16,7 +16,7 @@ from torch import Tensor
 from fedprism.network.batchnorm import batchnorm_layers
 from fedprism.network.operations import Operation
 from fedprism.network.splitting import features_before
-from fedprism.types import Observation, Round
+from fedprism.types import Inputs, Observation, Round
 
 PROBES = 4
 """Number of random inputs that must obey the map."""
@@ -65,9 +65,18 @@ def entrance_of(observation: Observation, layer: Operation) -> Entrance | None:
     apart = (fed - slope * probes.flatten(1) - offset).abs().max()
     if not bool(apart <= AGREEMENT * fed.abs().max()) or not bool((slope != 0).all()):
         return None
+    return Entrance(slope, offset, by_running_statistics=depends_on_running_statistics(observation, layer, blank))
+
+
+def depends_on_running_statistics(observation: Observation, layer: Operation, inputs: Inputs) -> bool:
+    """Whether what a layer is fed changes with the running means of batch norm."""
+    assert observation.model is not None
+    if not batchnorm_layers(observation.model):
+        return False
+    rounds = observation.rounds[0], _with_moved_means(observation)
     with torch.no_grad():
-        moved = features_before(observation, _with_moved_means(observation), layer)(blank)
-    return Entrance(slope, offset, by_running_statistics=not torch.equal(moved, offset))
+        fed, moved = (features_before(observation, each, layer)(inputs) for each in rounds)
+    return not torch.equal(fed, moved)
 
 
 def _with_moved_means(observation: Observation) -> Round:

@@ -6,7 +6,7 @@ functions. Attacks look for their layer here and nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -54,27 +54,18 @@ class NetworkMap:
         """The dense layers: products with a whole matrix. `Operation.rows` is that as (outputs, inputs)."""
         return tuple(o for o in self.operations if o.kind is Kind.DENSE and not o.derived and len(o.shape) == 2)
 
-    @cached_property
-    def tied(self) -> frozenset[str]:
-        """Names of parameters that several operations use: their gradient is the sum over these."""
-        names = [name for o in self.operations for name in {o.weight, o.bias, *o.further} - {None}]
-        return frozenset(name for name in names if name is not None and names.count(name) > 1)
-
     def feeder(self, operation: Operation) -> Operation | None:
         """The last earlier operation whose outputs are what this one is fed, reshaped or in another order of axes."""
         earlier = [o for o in self.operations if o.number < operation.number]
         return next((o for o in reversed(earlier) if _same_numbers(o.outputs, operation.inputs)), None)
 
-    def is_fed_input(self, operation: Operation) -> bool:
-        """Whether an operation is fed the network's input, or one of several, as it is up to its shape."""
-        return any(_same_numbers(tensor, operation.inputs) for tensor in tensors_in(self.inputs))
-
-    def fed_by_input(self) -> Operation | None:
-        """The dense layer whose input is the network's input, flattened."""
+    def fed_by_input(self, sent: Container[str] | None = None) -> Operation | None:
+        """The first dense layer whose input is the network's input, flattened; of those whose weights were sent."""
         inputs = self.inputs
         if not isinstance(inputs, Tensor):
             return None
-        return next((layer for layer in self.layers if same(layer.inputs, inputs.flatten(1))), None)
+        layers = (layer for layer in self.layers if sent is None or layer.weight in sent)
+        return next((layer for layer in layers if same(layer.inputs, inputs.flatten(1))), None)
 
     def output_layer(self) -> Operation | None:
         """The dense layer whose output is the network's output."""

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from fedprism.errors import NotApplicable
 from fedprism.network.forward_pass import evaluating, same
-from fedprism.network.torch_calls import TELLS, Kind, TorchCall, is_marked, mark, marked, memory_of, tensors_in
+from fedprism.network.torch_calls import Kind, TorchCall, is_marked, mark, marked, memory_of, tensors_in
 from fedprism.types import Inputs, Update, arguments
 
 
@@ -59,11 +59,6 @@ class Operation:
         """What an update says of those entries of the weight that the operation uses, in the shape of their use."""
         whole = update[self.weight]
         return whole if self.entries is None else whole.flatten()[self.entries.to(whole.device)]
-
-    @property
-    def tells(self) -> str:
-        """What the gradient of the weight tells about what the operation was fed."""
-        return TELLS[self.kind]
 
 
 def operations_of(
@@ -140,6 +135,7 @@ class _ParameterMode(TorchFunctionMode):
         self.names = {memory_of(tensor): name for name, tensor in parameters.items() if tensor.numel()}
         self.parameters = parameters
         self.derived: list[Tensor] = []
+        self.made_of: dict[int, tuple[str, ...]] = {}
         self.count = 0
 
     def __torch_function__(
@@ -161,9 +157,16 @@ class _ParameterMode(TorchFunctionMode):
                 mark(tensor)
             elif parameters and memory_of(tensor) not in self.names:
                 self.names[memory_of(tensor)] = self.names[memory_of(parameters[0])]
+                self.made_of[memory_of(tensor)] = self.used(parameters)
                 self.derived.append(tensor)  # kept, so that its memory is not given to another tensor
                 self.derive(call, parameters, tensor)
         return outputs
+
+    def used(self, parameters: list[Tensor]) -> tuple[str, ...]:
+        """Names of all parameters that these tensors are, or were computed from."""
+        memories = map(memory_of, parameters)
+        names = [name for each in memories for name in self.made_of.get(each, (self.names[each],))]
+        return tuple(dict.fromkeys(names))
 
     def operation(self, call: TorchCall, parameters: list[Tensor]) -> Any:
         raise NotImplementedError
@@ -187,7 +190,6 @@ class _Watch(_ParameterMode):
         if returned is None:
             return outputs
         kind, weight, bias = call.roles(parameters)
-        used = [self.names[memory_of(tensor)] for tensor in parameters]
         name = self.names[memory_of(weight)]
         whole = self.parameters[name]
         turned = call.turned(weight, whole) if kind is Kind.DENSE else None
@@ -208,7 +210,7 @@ class _Watch(_ParameterMode):
                 derived=computed or not as_it_is,
                 entries=self._entries(weight) if computed or not as_it_is else None,
                 settings=call.settings(kind),
-                further=tuple(dict.fromkeys(other for other in used if other != name)),
+                further=tuple(other for other in self.used(parameters) if other != name),
                 places=max(1, returned.numel() // (width * self.samples)),
             )
         )

@@ -55,17 +55,6 @@ _KINDS = {
 }
 """Functions of torch by the last part of their name."""
 
-TELLS = {
-    Kind.DENSE: "its rows span the inputs of the layer",
-    Kind.CONVOLUTION: "its rows span the patches that the kernel saw",
-    Kind.EMBEDDING: "its nonzero rows are the tokens that were used",
-    Kind.ATTENTION: "its rows span the inputs of the layer",
-    Kind.RECURRENT: "its rows span the inputs of all steps",
-    Kind.NORM: "sums over all samples and places",
-    Kind.ADDED: "the sum over samples of the errors at every place",
-    Kind.JOINED: "the sum over samples of the errors at its place",
-    Kind.OTHER: "not known",
-}
 _ARGUMENTS = {
     Kind.CONVOLUTION: ("input", "weight", "bias", "stride", "padding", "dilation", "groups"),
     Kind.EMBEDDING: ("input", "weight", "padding_idx"),
@@ -127,8 +116,10 @@ class TorchCall:
             input_weight = next(p for p in parameters if p.dim() == 2)
             weight, bias = input_weight, next((p for p in parameters if p.dim() == 1), None)
         elif kind is Kind.ATTENTION:
-            matrices = [p for p in parameters if p.dim() == 2 and p is not self.kwargs.get("out_proj_weight")]
-            weight = next((p for p in matrices if p is self.argument(5, "in_proj_weight")), matrices[0])
+            matrices = [p for p in parameters if p.dim() == 2 and p is not self.argument(11, "out_proj_weight")]
+            # One matrix for queries, keys and values, or one for each.
+            wanted = self.argument(5, "in_proj_weight"), self.kwargs.get("q_proj_weight")
+            weight = next((p for p in matrices if any(p is each for each in wanted)), matrices[0])
             bias = self.argument(6, "in_proj_bias")
         if not used(weight):  # the data come second, as in `parameter @ data`
             return Kind.OTHER, parameters[0], None

@@ -9,9 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedprism.audit import Setup, load_audit
+from fedprism.errors import BadInput
 from fedprism.files import publishing
 from fedprism.report import protocol
 from fedprism.report.comparing import render_comparison
+from fedprism.report.gallery import keeps_pictures
 from fedprism.report.page import render
 
 __all__ = ["conclude", "render", "render_comparison", "write", "write_comparison"]
@@ -24,7 +26,13 @@ def write(folder: str | Path, *, show_images: bool | None = None, output: str | 
 
     Private samples are shown where the plan's data set has a public name, elsewhere only with `show_images`.
     """
-    return _published(render(load_audit(folder), show_images=show_images), output, Path(folder) / REPORT)
+    audit = load_audit(folder)
+    if show_images and not keeps_pictures(audit.plan):
+        raise BadInput(
+            "expected an audit that kept samples to show, found that its plan keeps none; add pictures = 8 under "
+            "[scores] and run it again."
+        )
+    return _published(render(audit, show_images=show_images), output, Path(folder) / REPORT)
 
 
 def write_comparison(before: str | Path, after: str | Path, *, output: str | Path | None = None) -> Path:
@@ -33,11 +41,11 @@ def write_comparison(before: str | Path, after: str | Path, *, output: str | Pat
     return _published(page, output, Path(after) / COMPARISON)
 
 
-def conclude(setup: Setup, folder: Path) -> Path:
+def conclude(setup: Setup, folder: Path, *, show_images: bool | None = None) -> Path:
     """What `fedprism audit` does at its end: keep what its captures show about their protocol, write the report."""
     captures = setup.plan.captures
     protocol.keep(folder, [setup.base / name for name in captures.folders] if captures is not None else ())
-    return write(folder)
+    return write(folder, show_images=show_images)
 
 
 def _published(page: str, output: str | Path | None, default: Path) -> Path:

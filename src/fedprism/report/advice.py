@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from fedprism.audit.system import PARTLY, RANDOM
 from fedprism.evaluation.severity import HIGHER_IS_CLOSER, Leak, worst
 from fedprism.evaluation.verdict import (
     CeilingFigure,
@@ -127,12 +128,16 @@ def _highest(rows: Sequence[Configuration]) -> CeilingFigure | None:
 
 
 def advise(
-    choices: Sequence[Option], metric: str, delta: float | None = None, tolerated: float = TOLERATED_POINTS
+    choices: Sequence[Option],
+    metric: str,
+    delta: float | None = None,
+    tolerated: float = TOLERATED_POINTS,
+    weights: str = "",
 ) -> Advice:
     """The defense whose ceiling shows protection and that costs least accuracy, then time.
 
     A defense that attacks merely failed against is not recommended, nor one that costs more than `tolerated` points.
-    `delta` is that at which epsilons are stated.
+    `delta` is that at which epsilons are stated; `weights` says where the model's weights come from.
     """
     acceptable = [option for option in choices if _why_not(option, choices, tolerated) is None]
     if not acceptable:
@@ -143,7 +148,7 @@ def advise(
         chosen=chosen,
         reasons=_reasons(chosen, choices, metric),
         price=_price(chosen, choices, delta),
-        cautions=_cautions(chosen, choices),
+        cautions=(*_of_weights(weights), *_cautions(chosen, choices)),
         alternatives=tuple(option for option in choices if option is not chosen and _undominated(option, choices)),
     )
 
@@ -248,6 +253,12 @@ def _price(chosen: Option, choices: Sequence[Option], delta: float | None) -> tu
 def _without(option: Option, choices: Sequence[Option]) -> Option | None:
     """The same without a defense."""
     return next((other for other in choices if other.bare and other.loss == option.loss), None)
+
+
+def _of_weights(weights: str) -> tuple[str, ...]:
+    if weights not in (RANDOM, PARTLY):
+        return ()
+    return (f"It was tested with {weights}; updates of a trained model may leak more or less.",)
 
 
 def _cautions(chosen: Option, choices: Sequence[Option]) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,22 +9,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from fedprism.audit import Audit
 from fedprism.audit.grid import configuration_key
 from fedprism.data.tabular import Column, TableSet
+from fedprism.display.html import address
 from fedprism.evaluation.severity import HIGHER_IS_CLOSER, Leak, number
 from fedprism.evaluation.verdict import leak_of
 from fedprism.experiments import Outcome
-from fedprism.files import pictures
 from fedprism.report.advice import closeness
 from fedprism.report.configurations import Configuration, label
 
 MOST_SHOWN = 24
 """Configurations with pictures: a page stays small however large the audit is."""
-MOST_SIDE = 112
-"""Larger pictures are made smaller for the page."""
 PLACES = ("worst for its owner", "median", "best for its owner")
 
 
@@ -75,6 +71,13 @@ def shows_by_default(plan: Mapping[str, Any]) -> bool:
     """Data sets that have a name are public or made up. Captures and a user's own files are shown only on purpose."""
     data = plan.get("data")
     return plan.get("captures") is None and isinstance(data, Mapping) and bool(data.get("name"))
+
+
+def keeps_pictures(plan: Mapping[str, Any]) -> bool:
+    """Whether cells kept samples: unless the plan says so, those of captures keep none."""
+    scores = plan.get("scores")
+    wanted = scores.get("pictures") if isinstance(scores, Mapping) else None
+    return wanted > 0 if isinstance(wanted, int) else plan.get("captures") is None
 
 
 def chosen_rows(rows: Sequence[Configuration], metric: str) -> list[Configuration]:
@@ -183,8 +186,8 @@ def _sample(audit: Audit, kept: Kept, place: str) -> Sample:
         return Sample(**common, fields=_fields(audit.columns, original, recovered))  # type: ignore[arg-type]
     return Sample(
         **common,  # type: ignore[arg-type]
-        original=None if original is None else _address(original),
-        recovered=_address(recovered) if answered else None,
+        original=None if original is None else address(original / 255),
+        recovered=address(recovered / 255) if answered else None,
     )
 
 
@@ -199,13 +202,3 @@ def _fields(columns: tuple[Column, ...], original: Tensor | None, recovered: Ten
 
 def _value(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:.4g}"
-
-
-def _address(levels: Tensor) -> str:
-    """An image (channels, height, width) of bytes as the address of a PNG."""
-    pixels = levels.double() / 255
-    side = max(pixels.shape[1:])
-    if side > MOST_SIDE:
-        size = [max(1, round(length * MOST_SIDE / side)) for length in pixels.shape[1:]]
-        pixels = functional.interpolate(pixels[None], size=size, mode="area")[0]
-    return "data:image/png;base64," + base64.b64encode(pictures.png(pixels)).decode()

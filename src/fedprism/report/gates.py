@@ -51,6 +51,7 @@ class Concluded(_Shown):
     """The verdict, which is not computed again here, and the gates; failed gates first."""
 
     verdict: Verdict
+    weights: str
     gates: tuple[GateLine, ...]
 
 

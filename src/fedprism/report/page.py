@@ -41,6 +41,8 @@ from fedprism.report.gates import concluded
 from fedprism.report.protocol import headline as protocol_headline
 from fedprism.report.protocol import load_kept
 
+MOST_IN_NOTEBOOK = 2
+"""Configurations of which a notebook shows samples: three of each, with pictures of bounded size."""
 SHOWN_METRICS = 2
 """Columns of the table of configurations; the others stand in its details."""
 
@@ -67,26 +69,38 @@ class Ran:
 
 def render(audit: Audit, *, show_images: bool | None = None) -> str:
     """The page. Pictures and rows are shown where the data has a public name, elsewhere only if asked for."""
+    page: str = template("report.html.j2").render(_content(audit, show_images))
+    return page
+
+
+def render_short(audit: Audit, *, show_images: bool | None = None) -> str:
+    """The verdict, the defenses and a few samples as a piece of HTML without scripts, for notebooks."""
+    page: str = template("notebook.html.j2").render(_content(audit, show_images), most_shown=MOST_IN_NOTEBOOK)
+    return page
+
+
+def _content(audit: Audit, show_images: bool | None) -> dict[str, Any]:
+    """What the templates are filled with."""
     rows = configurations(audit)
     metrics = measured(rows, audit.plan)
     first = metrics[0] if metrics else ""
     ran = _ran(audit)
     choices = advice.options(rows, ran.time_factors)
-    advised = advice.advise(choices, first, _delta(audit.plan), _tolerated(audit.plan))
     conclusion = concluded(audit)
+    advised = advice.advise(choices, first, _delta(audit.plan), _tolerated(audit.plan), conclusion.weights)
     shown = gallery.shows_by_default(audit.plan) if show_images is None else show_images
     exhibits = gallery.exhibits(audit, gallery.chosen_rows(rows, first), first) if shown else ()
     lines = _lines(rows, first)
     recorded = load_kept(audit.root)
     serious = protocol_headline(recorded)
     anchors = {line.row.key: line.anchor for line in lines}
-    page: str = template("report.html.j2").render(
+    return dict(
         title=str(audit.plan.get("title") or "What this federated training gives away"),
-        system=system(audit.plan),
+        system=system(audit.plan, conclusion.weights),
         verdict=conclusion.verdict,
-        headline=verdict.headline(rows, first, audit.plan),
+        headline=verdict.headline(rows, first, conclusion.weights),
         serious=serious,
-        findings=verdict.findings(rows, first, audit.plan),
+        findings=verdict.findings(rows, first, conclusion.weights),
         gates=conclusion.gates,
         protocol=recorded,
         advice=advised,
@@ -103,13 +117,14 @@ def render(audit: Audit, *, show_images: bool | None = None) -> str:
         residuals=any(line.row.residual is not None for line in lines),
         skipped=[(str(each.get("what", "")), str(each.get("why", ""))) for each in audit.skipped],
         troubled=[row for row in rows if row.reasons],
-        assessment=verdict.assessment(rows, advised, audit.plan, len(audit.skipped), ran.seeds, serious),
+        assessment=verdict.assessment(
+            rows, advised, audit.plan, conclusion.weights, len(audit.skipped), ran.seeds, serious
+        ),
         ran=ran,
         plan=as_toml(audit.plan),
         plot=plot.data([line.row for line in lines], anchors, choices, metrics),
         **shared(),
     )
-    return page
 
 
 def template(name: str) -> Any:

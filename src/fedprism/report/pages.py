@@ -5,6 +5,8 @@ from __future__ import annotations
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from fedprism.display.html import printable
+
 
 def environment() -> Environment:
     """What every page is made with."""
@@ -21,6 +23,4 @@ def environment() -> Environment:
 
 def _printable(value: object) -> object:
     """Characters that turn a line around or cannot be seen do not reach a page."""
-    if not isinstance(value, str) or isinstance(value, Markup):
-        return value
-    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in value)
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value

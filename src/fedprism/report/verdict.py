@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedprism.audit.grid import situation_key
-from fedprism.audit.system import system, weights
+from fedprism.audit.system import PARTLY, RANDOM, system
 from fedprism.evaluation.residuals import READ_AS_SGD
 from fedprism.evaluation.severity import Leak, number, worst
 from fedprism.evaluation.verdict import MEANING, Verdict, because, inconclusive, leak_of, loosest, situations, verdict
+from fedprism.naming import counted
 from fedprism.report.advice import Advice, closeness
 from fedprism.report.configurations import (
     NO_DEFENSE,
@@ -52,28 +53,28 @@ def attacks_of(rows: Sequence[Configuration]) -> list[Configuration]:
     return [row for row in rows if row.cell.kind != "utility"]
 
 
-def headline(rows: Sequence[Configuration], metric: str, plan: Mapping[str, Any]) -> tuple[str, ...]:
+def headline(rows: Sequence[Configuration], metric: str, weights: str) -> tuple[str, ...]:
     """The audit in a few sentences."""
     attacks = attacks_of(rows)
     if verdict(attacks) is Verdict.NOT_TESTED:
         return ("Nothing was tested: no attack ran to its end.",)
-    sentences = [*_findings_of(attacks, metric, plan), *_about_defenses(attacks), *_about_labels(attacks)]
+    sentences = [*_findings_of(attacks, metric, weights), *_about_defenses(attacks), *_about_labels(attacks)]
     untested = sum(leak_of(row) is Leak.UNTESTED for row in attacks)
     if untested:
-        sentences.append(f"{untested} of {_count(len(attacks), 'configuration')} have no result: see Not tested.")
+        sentences.append(f"{untested} of {counted(len(attacks), 'configuration')} have no result: see Not tested.")
     return tuple(sentences)
 
 
-def findings(rows: Sequence[Configuration], metric: str, plan: Mapping[str, Any]) -> tuple[AttackerVerdict, ...]:
+def findings(rows: Sequence[Configuration], metric: str, weights: str) -> tuple[AttackerVerdict, ...]:
     """One finding per attacker, the worst first."""
     groups: dict[str, list[Configuration]] = {}
     for row in attacks_of(rows):
         groups.setdefault(row.attacker, []).append(row)
-    verdicts = [_verdict_on(threat, members, metric, plan) for threat, members in groups.items()]
+    verdicts = [_verdict_on(threat, members, metric, weights) for threat, members in groups.items()]
     return tuple(sorted(verdicts, key=lambda each: list(Verdict).index(each.verdict)))
 
 
-def _verdict_on(threat: str, rows: Sequence[Configuration], metric: str, plan: Mapping[str, Any]) -> AttackerVerdict:
+def _verdict_on(threat: str, rows: Sequence[Configuration], metric: str, weights: str) -> AttackerVerdict:
     knowledge: dict[str, set[str]] = {}
     for row in rows:
         knowledge.setdefault(row.cell.attack, set()).update(row.knowledge_used)
@@ -82,17 +83,15 @@ def _verdict_on(threat: str, rows: Sequence[Configuration], metric: str, plan: M
         who=who(threat),
         assumptions=assumptions(threat),
         verdict=verdict(rows),
-        sentence=" ".join(_findings_of(rows, metric, plan, explained=verdict(rows) is not Verdict.LEAKS)),
+        sentence=" ".join(_findings_of(rows, metric, weights, explained=verdict(rows) is not Verdict.LEAKS)),
         knowledge=tuple((name, tuple(sorted(fields))) for name, fields in knowledge.items()),
     )
 
 
-def _findings_of(
-    rows: Sequence[Configuration], metric: str, plan: Mapping[str, Any], *, explained: bool = True
-) -> list[str]:
+def _findings_of(rows: Sequence[Configuration], metric: str, weights: str, *, explained: bool = True) -> list[str]:
     """The worst leak, or why nothing can be said; then what the ceilings show."""
     leak = worst(map(leak_of, rows))
-    under = f"With {weights(plan)}"
+    under = f"With {weights}"
     sentences = []
     if leak is Leak.UNTESTED:
         return [f"{MEANING[Verdict.NOT_TESTED].capitalize()}."]
@@ -138,6 +137,7 @@ def assessment(
     rows: Sequence[Configuration],
     advice: Advice,
     plan: Mapping[str, Any],
+    weights: str,
     skipped: int,
     seeds: Sequence[int],
     serious: Sequence[str] = (),
@@ -147,28 +147,29 @@ def assessment(
     `serious` is what recordings show about their protocol.
     """
     attacks = attacks_of(rows)
-    methods = list(dict.fromkeys(row.cell.attack for row in attacks))
-    threats = list(dict.fromkeys(who(row.attacker) for row in attacks))
-    defenses = list(dict.fromkeys(row.defense for row in attacks if row.cell.defense != NO_DEFENSE))
-    failed = sum(row.failed for row in rows)
+    ran = [row for row in attacks if row.done]  # what was refused or failed was not tested
+    methods = list(dict.fromkeys(row.cell.attack for row in ran))
+    threats = list(dict.fromkeys(who(row.attacker) for row in ran))
+    defenses = list(dict.fromkeys(row.defense for row in ran if row.cell.defense != NO_DEFENSE))
+    failed, refused = sum(row.failed for row in rows), sum(row.outcomes.get("skipped", 0) for row in rows)
+    named = f" ({', '.join(methods)})" if methods else ""
     tested = (
-        f"{system(plan)} {_count(len(methods), 'attack')} ({', '.join(methods)}) in "
-        f"{_count(len(attacks), 'configuration')}, each with {_count(len(seeds), 'seed')}; "
-        f"{_count(len(defenses), 'defense')}{_named(defenses)}."
+        f"{system(plan, weights)} {counted(len(methods), 'attack')}{named} in "
+        f"{counted(len(ran), 'configuration')}, each with {counted(len(seeds), 'seed')}; "
+        f"{counted(len(defenses), 'defense')}{_named(defenses)}."
     )
     assumed = [f"{name}." for name in threats]
     assumed.append("The table of attackers lists what each of them knows.")
-    if weights(plan) == "random weights":
-        assumed.append("Weights were drawn at random, as before the first round; trained weights may leak differently.")
-    sentences = [*headline(attacks, next(iter(measured(attacks, plan)), ""), plan), *serious]
+    if weights in (RANDOM, PARTLY):
+        assumed.append(f"The model had {weights}, as before the first round; trained weights may leak differently.")
+    sentences = [*headline(attacks, next(iter(measured(attacks, plan)), ""), weights), *serious]
     residual = [advice.headline, *advice.reasons[:1], *advice.cautions]
     residual.append(
         "An attacker that was not tested may recover more, up to the ceiling where one is stated. Membership in the "
         "data, and what the finished model reveals, were not examined."
     )
-    left_out = [
-        f"{_count(skipped, 'combination')} left out and {_count(failed, 'cell')} failed; both are listed with reasons."
-    ]
+    numbers = (counted(skipped, "combination"), counted(refused, "cell"), counted(failed, "cell"))
+    left_out = ["{} left out, {} that could not run and {} that failed; all are listed with reasons.".format(*numbers)]
     return (
         ("What was tested", (tested,)),
         ("Assumptions about attackers", tuple(assumed)),
@@ -195,9 +196,15 @@ def _about_defenses(rows: Sequence[Configuration]) -> list[str]:
         return ["No attack succeeds without a defense, so the audit does not show that any defense stops one."]
     hold = {row.defense for row in succeeding}
     broken = {row.defense for row in defended if leak_of(row).readable or row.failed or not row.done}
-    stopped = [name for name in names if name in hold - broken]
-    said = f"Of {_count(len(names), 'defense')}, {len(stopped)} stopped every attack that succeeds without it"
+    rescaling = {row.defense for row in defended if _only_rescales(row)}
+    stopped = [name for name in names if name in hold - broken - rescaling]
+    said = f"Of {counted(len(names), 'defense')}, {len(stopped)} stopped every attack that succeeds without it"
     return [f"{said}{_named(stopped)}. That is not protection: only a ceiling shows it." if stopped else f"{said}."]
+
+
+def _only_rescales(row: Configuration) -> bool:
+    """Whether one client's update was only multiplied by a number, which hides nothing: an attack failed by chance."""
+    return row.cell.clients == 1 and all(part.partition("(")[0] == "clip" for part in row.cell.defense.split(" + "))
 
 
 def _without_defense(row: Configuration) -> tuple[str, ...]:
@@ -224,7 +231,7 @@ def _about_labels(rows: Sequence[Configuration]) -> list[str]:
     always = sum(row.labels_leaked == 1 for row in with_labels)
     if not some:
         return ["No tested attack recovered the labels."] if with_labels else []
-    tested = _count(len(with_labels), "configuration")
+    tested = counted(len(with_labels), "configuration")
     return [f"Labels leaked in {some} of {tested}{f', in {always} of them with every seed' if always else ''}."]
 
 
@@ -236,8 +243,8 @@ def _without_truth(rows: Sequence[Configuration], leak: Leak) -> list[str]:
     if leak is not Leak.EXPLAINED:
         why = "; ".join(filter(None, [where, left]))
         return [f"The recovered samples cannot be compared: the ground truth of these recordings is not known ({why})."]
-    counted = f"{len(best.explained)} of {_count(best.updates, 'recorded update')}"
-    reproduced = counted if best.explained else "recorded updates"
+    counts = f"{len(best.explained)} of {counted(best.updates, 'recorded update')}"
+    reproduced = counts if best.explained else "recorded updates"
     said = [
         f"The recovered samples reproduce {reproduced} ({where}{f': {left}' if left else ''}){_whose(best.explained)}.",
         "The ground truth is not known, so nothing was compared; treat them as the private samples.",
@@ -266,7 +273,3 @@ def _inf(value: float | None) -> float:
 def _named(names: Iterable[str]) -> str:
     listed = list(names)
     return f" ({', '.join(listed)})" if 0 < len(listed) <= MOST_NAMED else ""
-
-
-def _count(number_: int, word: str) -> str:
-    return f"{number_} {word}{'' if number_ == 1 else 's'}"

@@ -13,6 +13,8 @@ def pick(device: str | torch.device | None = None) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         chosen = torch.device(device)
+        if chosen.type == "meta":
+            raise RuntimeError("it holds no numbers")
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         if out_of_memory(error):

@@ -35,6 +35,8 @@ class Failure:
     """What became of a task that gave no result, in a sentence."""
 
     reason: str
+    too_long: bool = False
+    """Whether it was stopped because its time was over."""
 
 
 Outcomes: TypeAlias = Generator[tuple[int, Result | Failure], None, None]
@@ -196,7 +198,7 @@ class _Worker:
 
     def give_up(self, limit: float) -> Failure:
         self.stop()
-        return Failure(f"the task was stopped after {limit:g} seconds")
+        return Failure(f"the task was stopped after {limit:g} seconds", too_long=True)
 
     def stop(self) -> None:
         self.process.kill()
@@ -213,13 +215,16 @@ def _serve(pipe: Connection) -> None:
     while True:
         try:
             message = pipe.recv_bytes()
-        except EOFError:
+        except (EOFError, OSError):
             return
         try:
             answer = pickle.dumps(_attempt(*pickle.loads(message)))
         except Exception as error:
             answer = pickle.dumps(Failure(f"the task or its result cannot be pickled: {_one_line(error)}"))
-        pipe.send_bytes(answer)
+        try:
+            pipe.send_bytes(answer)
+        except OSError:  # whoever asked is gone
+            return
 
 
 def _attempt(function: Callable[[Task], Result], task: Task) -> Result | Failure:

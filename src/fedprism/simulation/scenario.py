@@ -14,18 +14,17 @@ from fedprism import losses
 from fedprism.checks import shown, whole
 from fedprism.client.update import FedSGD, Protocol
 from fedprism.defenses.base import Chain, Defense, chain
+from fedprism.display.words import ShortRepr
 from fedprism.errors import BadInput, FedprismError, out_of_memory, told
 from fedprism.inputs import arguments, shape_of, tensors_of, types_of
 from fedprism.types import Batch, LossFn, Reduction, is_soft
 
 FEW = 2
 """Samples that a model and a loss are tried on: some refuse a single one."""
-IGNORED_LABEL = -100
-"""The label of tokens and pixels that torch's cross-entropy leaves out."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scenario:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Scenario(ShortRepr):
     """A federation: the model, each client's data, and how they train together.
 
     Inputs are what the model is fed; `normalization` (mean, std per channel) says how pixels in `bounds` became inputs.
@@ -81,7 +80,8 @@ class Scenario:
 
 def check_fits(model: nn.Module, data: Batch, number: int, loss: str | LossFn = "cross_entropy") -> None:
     """Two samples through network and loss: both must accept them, and class numbers must be of the model's classes."""
-    training, few = model.training, data[:FEW].to(torch.device("cpu"))
+    # Clones: a model that writes into its inputs must not change what the client holds.
+    training, few = model.training, data[:FEW].to(torch.device("cpu")).map(torch.clone)
     args, kwargs = arguments(few.inputs)
     try:
         with torch.no_grad(), unchanged_settings():
@@ -99,6 +99,11 @@ def check_fits(model: nn.Module, data: Batch, number: int, loss: str | LossFn = 
         ) from error
     finally:
         model.train(training)
+    if any(tensor._version for tensor in tensors_of(few.inputs)):
+        raise BadInput(
+            "expected a model that leaves its inputs as they are, found that it changes them in place; use operations "
+            "without inplace there, or a copy of the inputs."
+        )
     function = losses.resolve(loss)
     if function in losses.OF_CLASSES:
         _check_classes(losses.predictions(outputs), data.labels, number)
@@ -163,11 +168,11 @@ def _check_classes(outputs: Tensor, labels: Tensor, number: int) -> None:
     if outputs.dim() < 2 or (labels.is_floating_point() and not is_soft(labels)):
         return
     single = outputs.dim() == 2
-    classes = outputs.shape[-1] if single else losses.classes_of(outputs, labels[:1])
+    classes = outputs.shape[-1] if single else losses.classes_of(outputs, labels[: len(outputs)])
     if is_soft(labels):
         lowest, width = 0, labels.shape[-1] if single else classes
     else:
-        counted = labels[labels != IGNORED_LABEL]
+        counted = labels[labels != losses.IGNORED_LABEL]
         lowest, width = (int(counted.min()), int(counted.max()) + 1) if len(counted) else (0, 1)
     if width > classes or lowest < 0:
         raise BadInput(

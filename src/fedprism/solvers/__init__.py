@@ -14,11 +14,12 @@ from fedprism.solvers.closed_form.labels import LabelStatus as LabelStatus
 from fedprism.solvers.closed_form.labels import label_counts as label_counts
 from fedprism.solvers.closed_form.labels import sole_label as sole_label
 from fedprism.solvers.closed_form.labels import unique_labels as unique_labels
-from fedprism.solvers.closed_form.patches import PatchInversion as PatchInversion
+from fedprism.solvers.closed_form.patches import InvertedPatches as InvertedPatches
 from fedprism.solvers.closed_form.patches import PatchStatus as PatchStatus
 from fedprism.solvers.closed_form.patches import TokensFed as TokensFed
 from fedprism.solvers.closed_form.patches import invert_patches as invert_patches
 from fedprism.solvers.closed_form.patches import invert_patches_by_attention as invert_patches_by_attention
+from fedprism.solvers.closed_form.singletons import expected_singletons as expected_singletons
 from fedprism.solvers.denoising import nonlocal_means as nonlocal_means
 from fedprism.solvers.matching.differences import TwoLosses as TwoLosses
 from fedprism.solvers.matching.distances import cosine as cosine

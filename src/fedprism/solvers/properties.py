@@ -27,7 +27,7 @@ class PropertyStatus(StrEnum):
     FAINT = "updates with and without the property hardly differ: the answer is little better than guessing"
 
 
-class PropertyInference(NamedTuple):
+class InferredProperty(NamedTuple):
     probabilities: Tensor
     """(updates,) that the data behind each has the property."""
     separation: float
@@ -54,7 +54,7 @@ def update_features(updates: Mapping[str, Tensor]) -> Tensor:
     return torch.nn.functional.normalize(torch.cat(features, dim=1).double(), dim=1)
 
 
-def infer_property(examples: Tensor, marks: Tensor, observed: Tensor, *, seed: int = 0) -> PropertyInference:
+def infer_property(examples: Tensor, marks: Tensor, observed: Tensor, *, seed: int = 0) -> InferredProperty:
     """How likely each observed update (updates, features) comes from data with the property, by a random forest.
 
     examples (examples, features) are updates whose `marks` (examples,) say whether they have it.
@@ -74,4 +74,4 @@ def infer_property(examples: Tensor, marks: Tensor, observed: Tensor, *, seed: i
     separation = float(roc_auc_score(truth, forest.oob_decision_function_[:, 1]))
     probabilities = torch.from_numpy(forest.predict_proba(((observed - mean) / scale).cpu().numpy())[:, 1])
     status = PropertyStatus.CLEAR if separation >= CLEAR else PropertyStatus.FAINT
-    return PropertyInference(probabilities, separation, status)
+    return InferredProperty(probabilities, separation, status)

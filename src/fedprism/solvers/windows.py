@@ -1,6 +1,6 @@
 """Images from the maxima and minima, or from the means, of overlapping windows on a lattice.
 
-The paper of MKOR (Wang, Velipasalar, Gursoy, 2023) knows the maximum and the minimum of every window. A pixel is at
+The paper of MKOR (Wang, Velipasalar, Gursoy, 2024) knows the maximum and the minimum of every window. A pixel is at
 most the smallest maximum of the windows that hold it, a grey-scale closing, and at least the largest minimum, an
 opening; the paper answers with the middle of the two.
 
@@ -106,7 +106,7 @@ class WindowStatus(StrEnum):
     INTERPOLATED = "the middle of the tightest bounds in the lattice's cells, interpolated between them"
     MEANS = "each pixel has the mean of a window around it"
     FITTED = "the smoothest image with nearly the given windows; its misfit says how nearly"
-    CROSSED = "some upper bounds are below lower ones, from noise or from blended samples; the middle is used"
+    CROSSED = "some upper bounds are below lower ones; the middle is used"
 
 
 class Decoded(NamedTuple):

@@ -1,4 +1,4 @@
-"""What a defense costs: test accuracy and time a step of a network that is trained under it.
+"""What a defense costs: test accuracy and time per step of a network that is trained under it.
 
 def network(seed: int) -> nn.Module:
     return fp.models.build("resnet18", classes=10, seed=seed)

@@ -19,7 +19,7 @@ from fedprism.defenses import Chain, Defense, chain
 from fedprism.errors import BadInput, NotApplicable, told
 from fedprism.files import json_text
 from fedprism.inputs import arguments, shape_of, types_of
-from fedprism.losses import predictions
+from fedprism.losses import IGNORED_LABEL, class_dimension, name_of, predictions
 from fedprism.randomness import generator, seeded_layers
 from fedprism.runtime import devices, memory
 from fedprism.types import Batch, LossFn, Record, is_soft
@@ -96,7 +96,7 @@ class Utility:
         between = "" if self.interval is None else f" ({self.interval.low:.1%} to {self.interval.high:.1%})"
         words = [f"{self.defense!r}: accuracy {self.accuracy:.1%}{between}"]
         if self.time_factor is not None:
-            words.append(f"{self.time_factor:.2f} times the time a step")
+            words.append(f"{self.time_factor:.2f} times the time per step")
         if self.epsilon is not None:
             one = "" if self.release_epsilon is None else f", {self.release_epsilon:.3g} for one release,"
             words.append(f"epsilon {self.epsilon:.3g} for the whole training{one} at delta {self.delta:g}")
@@ -145,13 +145,13 @@ def measure(
         raise BadInput(f"expected delta between 0 and 1, found {delta}; 1e-5 is common, one over the data size most.")
     whole(timed_steps, "timed_steps", 10**6, 0)
     place, accuracies, strayed = devices.pick(device), list[float](), list[int]()
-    _check(_network(model, seeds[0]), train, test)
+    _check(_network(model, seeds[0]), train, test, loss)
     if len(train) < clients:
         raise BadInput(f"expected a sample for each of {clients} clients, found {len(train)}; give more data.")
     for number, seed in enumerate(seeds):
         done, total = number * epochs, len(seeds) * epochs
         network = fit(_network(model, seed), train, defense, schedule, seed=seed, device=place, done=done, total=total)
-        right, finite = _tested(network, test, place)
+        right, finite = _tested(network, test, loss, place)
         accuracies.append(right)
         if not finite:
             strayed.append(seed)
@@ -174,7 +174,8 @@ def measure(
 def _status(accuracies: Sequence[float], strayed: Sequence[int], test: Batch) -> str:
     if strayed:
         return f"training diverged with seed {', '.join(map(str, strayed))}; lower lr"
-    guessing = float(test.labels.bincount().max()) / len(test)
+    counted = test.labels[test.labels != IGNORED_LABEL] if not is_soft(test.labels) else test.labels.argmax(1)
+    guessing = float(counted.long().flatten().bincount().max()) / counted.numel()
     return NOTHING_LEARNED if statistics.fmean(accuracies) <= guessing else ""
 
 
@@ -182,20 +183,30 @@ def _network(model: nn.Module | Factory, seed: int) -> nn.Module:
     return copy.deepcopy(model) if isinstance(model, nn.Module) else model(seed)
 
 
-def _tested(model: nn.Module, data: Batch, place: torch.device) -> tuple[float, bool]:
-    """The fraction of inputs that the model gets right, and whether all its outputs are finite."""
+def _tested(model: nn.Module, data: Batch, loss: str | LossFn, place: torch.device) -> tuple[float, bool]:
+    """The fraction of answers that the model gets right, and whether all its outputs are finite."""
     model.eval()
-    right, finite = 0, True
+    right, finite = list[Tensor](), True
     with torch.no_grad():
         together = memory.together(min(len(data), TESTED_TOGETHER))
         for start in range(0, len(data), together):
             part = data[start : start + together]
             placed = part.to(place)
             args, kwargs = arguments(placed.inputs)
-            outputs, labels = predictions(model(*args, **kwargs)), placed.labels
-            right += int((outputs.argmax(1) == (labels.argmax(1) if is_soft(labels) else labels)).sum())
+            outputs = predictions(model(*args, **kwargs))
+            right.append(_right(outputs, placed.labels, loss).cpu())
             finite = finite and bool(torch.isfinite(outputs).all())
-    return right / len(data), finite
+    return float(torch.cat(right).double().mean()), finite
+
+
+def _right(outputs: Tensor, labels: Tensor, loss: str | LossFn) -> Tensor:
+    """Whether each answer is right: one per sample, or one per token, pixel, or label of several."""
+    if name_of(loss) == "binary_cross_entropy":
+        return ((outputs > 0) == (labels.reshape(outputs.shape) > 0.5)).flatten()
+    if is_soft(labels):
+        return outputs.argmax(1) == labels.argmax(1)
+    answers = outputs.argmax(class_dimension(outputs, labels))
+    return (answers == labels)[labels != IGNORED_LABEL]
 
 
 def time_factor(
@@ -258,7 +269,7 @@ def seed_interval(values: Sequence[float], possible: Interval) -> Interval | Non
     return interval and Interval(max(possible.low, interval.low), min(possible.high, interval.high))
 
 
-def _check(model: nn.Module, train: Batch, test: Batch) -> None:
+def _check(model: nn.Module, train: Batch, test: Batch, loss: str | LossFn) -> None:
     """Both sets are fit to be fed to the model, one sample of each is, and every label is one of its classes."""
     for name, data in (("train", train), ("test", test)):
         if not isinstance(data.labels, Tensor):
@@ -269,23 +280,41 @@ def _check(model: nn.Module, train: Batch, test: Batch) -> None:
                 f"inputs and {len(data.labels)} labels; check that set."
             )
         outputs = _outputs(model, data, name)
-        if outputs.dim() != 2 or outputs.shape[1] < 2:
-            raise NotApplicable(
-                f"measuring accuracy expects a model with one score a class, found outputs of shape "
-                f"{tuple(outputs.shape[1:])}; leave utility out."
-            )
-        classes, soft = outputs.shape[1], is_soft(data.labels)
-        if not soft and (data.labels.dtype != torch.int64 or data.labels.dim() != 1):
-            raise BadInput(
-                f"expected labels of {name} as whole numbers (int64) or soft rows (batch, classes), found "
-                f"{data.labels.dtype} of shape {tuple(data.labels.shape)}; convert with labels.long()."
-            )
-        lowest, highest = (0, data.labels.shape[1] - 1) if soft else map(int, data.labels.aminmax())
-        if highest >= classes or lowest < 0:
-            raise BadInput(
-                f"expected labels of {name} from 0 to {classes - 1}, the model's classes, found them from {lowest} to "
-                f"{highest}; change the model or the labels."
-            )
+        if name_of(loss) == "binary_cross_entropy":
+            _check_yes_or_no(outputs, data.labels, name)
+        else:
+            _check_classes(outputs, data.labels, name)
+
+
+def _check_yes_or_no(outputs: Tensor, labels: Tensor, name: str) -> None:
+    if labels[: len(outputs)].numel() != outputs.numel() or not bool(((labels == 0) | (labels == 1)).all()):
+        raise NotApplicable(
+            f"measuring accuracy under binary_cross_entropy expects a label 0 or 1 for each output, found other labels "
+            f"in {name}; leave utility out."
+        )
+
+
+def _check_classes(outputs: Tensor, labels: Tensor, name: str) -> None:
+    soft, few = is_soft(labels), labels[: len(outputs)]
+    at = 1 if soft or outputs.dim() < 2 else class_dimension(outputs, few)
+    if outputs.dim() < 2 or outputs.shape[at] < 2:
+        raise NotApplicable(
+            f"measuring accuracy expects a model with one score a class, found outputs of shape "
+            f"{tuple(outputs.shape[1:])}; leave utility out."
+        )
+    answers = outputs.shape[:at] + outputs.shape[at + 1 :]
+    if not soft and (labels.dtype != torch.int64 or few.shape != answers):
+        raise BadInput(
+            f"expected labels of {name} as whole numbers (int64), one for each answer, or soft rows (batch, classes), "
+            f"found {labels.dtype} of shape {tuple(labels.shape)}; convert with labels.long()."
+        )
+    classes, counted = outputs.shape[at], labels if soft else labels[labels != IGNORED_LABEL]
+    lowest, highest = (0, labels.shape[1] - 1) if soft else map(int, counted.aminmax())
+    if highest >= classes or lowest < 0:
+        raise BadInput(
+            f"expected labels of {name} from 0 to {classes - 1}, the model's classes, found them from {lowest} to "
+            f"{highest}; change the model or the labels."
+        )
 
 
 def _outputs(model: nn.Module, data: Batch, name: str) -> Tensor:

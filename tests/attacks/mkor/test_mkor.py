@@ -115,6 +115,21 @@ def test_the_dump_class_is_lost_and_said_to_be(photos: fp.data.ImageSet) -> None
     assert "but the dump class" in found.status
 
 
+def test_a_reference_may_be_a_word_and_what_is_none_is_refused(photos: fp.data.ImageSet) -> None:
+    spelt = Mkor(reference="dump_class")  # type: ignore[arg-type]
+    assert spelt == DUMPED
+    found, _ = attack(spelt, chain(), photos.batch(range(3)))
+    assert (found.diagnostics["reference"], found.diagnostics["dump_class"]) == ("dump_class", CLASSES - 1)
+    for settings, words in (
+        ({"reference": "nonsense"}, "reference to be absent_class or dump_class, found 'nonsense'"),
+        ({"nodes": 0}, "nodes to be a whole number"),
+        ({"layers": -1}, "layers to be a whole number"),
+        ({"paths": 0}, "paths to be a whole number"),
+    ):
+        with pytest.raises(fp.errors.BadInput, match=words):
+            Mkor(**settings)
+
+
 def test_nodes_gated_by_brightness_read_a_batch_that_holds_every_class(photos: fp.data.ImageSet) -> None:
     found, truth = attack(Mkor(nodes=8), chain(), photos.batch(range(CLASSES)))
     assert found.labels is not None
@@ -323,6 +338,62 @@ def test_the_inconspicuous_form_has_no_zeros_and_shuffles_channels() -> None:
     assert not torch.equal(trapdoor["channels"], second["channels"])
     assert any(not torch.equal(sent[name], other[name]) for name in sent)
     assert all(torch.equal(params[name], p) for name, p in model.named_parameters())
+
+
+@pytest.mark.quality
+def test_equation_20_to_the_letter_reads_as_well_with_a_large_beta(photos: fp.data.ImageSet) -> None:
+    """Honest weights from other channels blur the copies unless these are larger; logits may then be large, too."""
+    model, batch = chain(channels=(32, 32, 64, 128), hidden=128), photos.batch(range(5))
+
+    def quality(**disguise: Any) -> float:
+        method = Mkor(reference=Reference.DUMP_CLASS, disguise=Disguise(**disguise))
+        found, truth = attack(method, model, batch)
+        assert set(found.diagnostics["classes"]) == set(range(5)) - {found.diagnostics["dump_class"]}
+        return fp.score(found, truth, metrics=("psnr",)).mean("psnr")
+
+    plain, literal = quality(), quality(beta=3.0, untouched=True)
+    assert literal > plain - 1
+    assert quality(beta=1.0, untouched=True) < literal - 1
+    assert quality(beta=10.0, untouched=True) > plain - 1
+
+
+def test_equation_20_changes_only_what_leads_from_copies_to_copies() -> None:
+    model = chain(channels=(32, 32, 128), hidden=128)
+    params = {name: p.detach() for name, p in model.named_parameters()}
+    disguise = Disguise(beta=3.0, untouched=True)
+    method = Mkor(reference=Reference.DUMP_CLASS, disguise=disguise)
+    sent, _ = method.tamper(model, params, torch.Generator().manual_seed(1))
+    shares = fp.inspection.changed_shares(sent, params)
+    # Copies over channels, of both sides: 6 of the first layer's 32 outputs, 6 x 24 of 32 x 32, 24 x 96 of 32 x 128.
+    assert shares["0.weight"] == 6 / 32
+    assert shares["3.weight"] == 6 * 24 / 32**2
+    assert shares["6.weight"] == 24 * 96 / (32 * 128)
+    assert shares["10.weight"] == CLASSES / 128
+    with pytest.raises(fp.NotApplicable, match="expects a dump class"):
+        Mkor(disguise=disguise).tamper(model, params, torch.Generator())
+
+
+def test_equation_12_to_the_letter_cuts_paths(photos: fp.data.ImageSet) -> None:
+    model, batch = chain(channels=(32, 32, 128), hidden=128), photos.batch(range(5))
+    read = 0
+    for seed in range(3):
+        method = Mkor(reference=Reference.DUMP_CLASS, disguise=Disguise(noise=1e-5, own_paths=True))
+        found, _ = attack(method, model, batch, seed=seed)
+        read += len(found.diagnostics["classes"])
+        assert set(found.diagnostics["classes"]) <= set(range(CLASSES))
+    assert 0 < read < 13
+
+
+def test_parameter_noise_is_that_of_the_paper_s_code() -> None:
+    model = chain()
+    params = {name: p.detach() for name, p in model.named_parameters()}
+    plain, trapdoor = mkor().tamper(model, params, torch.Generator().manual_seed(1))
+    noisy, same = Mkor(parameter_noise=0.1).tamper(model, params, torch.Generator().manual_seed(1))
+    assert all(torch.equal(trapdoor[name], same[name]) for name in trapdoor)
+    for name in ("10.weight", "3.weight"):
+        added, fan_in = noisy[name] - plain[name], plain[name][0].numel()
+        assert float(added.std()) == pytest.approx(0.1 / fan_in**0.5, rel=0.05)
+    assert bool((noisy["10.bias"] != plain["10.bias"]).any())
 
 
 # --- other networks --------------------------------------------------------------------------------------------------

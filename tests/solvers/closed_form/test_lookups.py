@@ -88,7 +88,6 @@ def test_weight_decay_is_taken_out() -> None:
     gradient = bag_gradient(batch)
     used = used_rows(gradient + 1e-2 * parameter, parameter)
     assert used is not None
-    assert used.cleaned_of == "weight decay"
     assert torch.equal(used.rows, batch.unique())
 
 
@@ -111,3 +110,64 @@ def test_noise_in_every_row_is_refused() -> None:
     gradient = bag_gradient(tokens(2))
     assert used_rows(gradient + gradient.norm() * torch.randn(TOKENS, WIDTH), torch.randn(TOKENS, WIDTH)) is None
     assert used_rows(torch.randn(TOKENS, WIDTH), lookups=24) is None
+
+
+def tied_gradient(batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradient of a table that is the output layer, too, the table, and the rows that were looked up."""
+    table, body = nn.Embedding(TOKENS, WIDTH), nn.Linear(WIDTH, WIDTH)
+    outputs = torch.tanh(body(table(batch).mean(1))) @ table.weight.T
+    F.cross_entropy(outputs, torch.randint(0, TOKENS, (len(batch),))).backward()
+    assert table.weight.grad is not None
+    return table.weight.grad, table.weight.detach(), batch.unique()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("samples", [1, 4])
+@pytest.mark.parametrize("short", [torch.float16, torch.bfloat16])
+def test_short_floats_leave_the_rows_of_a_tied_table(seed: int, samples: int, short: torch.dtype) -> None:
+    torch.manual_seed(seed)
+    gradient, table, truth = tied_gradient(tokens(samples))
+    used = used_rows((gradient / gradient.abs().max()).to(short).float(), table, samples * LENGTH)
+    assert used is not None
+    assert torch.equal(used.rows, truth)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("samples", [1, 4])
+@pytest.mark.parametrize("scale", [1e-6, 1.0, -1.0, 1e6])
+def test_differences_of_parameters_leave_the_rows_of_a_tied_table(seed: int, samples: int, scale: float) -> None:
+    torch.manual_seed(seed)
+    gradient, table, truth = tied_gradient(tokens(samples))
+    moved = scale * ((table - 0.1 * gradient) - table)
+    used = used_rows(moved, table, samples * LENGTH, difference=True)
+    assert used is not None
+    assert torch.equal(used.rows, truth)
+
+
+@pytest.mark.parametrize("difference", [False, True])
+def test_noise_in_all_rows_is_refused(difference: bool) -> None:
+    torch.manual_seed(0)
+    assert used_rows(torch.randn(TOKENS, WIDTH), torch.randn(TOKENS, WIDTH), LENGTH, difference=difference) is None
+
+
+def test_rows_of_equally_large_entries_tell_no_counts() -> None:
+    torch.manual_seed(0)
+    used = used_rows(bag_gradient(tokens(1)))
+    assert used is not None
+    assert counts_of_samples(used.gradients, samples=1) is not None
+    assert counts_of_samples(used.gradients.sign(), samples=1) is None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_words_that_two_samples_share_do_not_hide_whose_the_others_are(seed: int) -> None:
+    """Of each pair of samples, more words are both's than either's own."""
+    torch.manual_seed(seed)
+    words = torch.randperm(TOKENS)[:80].view(10, 8)
+    shared, own = words[:, :6].repeat_interleave(2, 0), words[:, 6:].reshape(20, 1)
+    batch = torch.cat([shared, own, own], 1)
+    used = used_rows(bag_gradient(batch))
+    assert used is not None
+    counts = counts_of_samples(used.gradients, batch.shape[1], samples=20)
+    assert counts is not None
+    truth = [torch.bincount(sample, minlength=TOKENS)[used.rows].tolist() for sample in batch]
+    assert sorted(counts.tolist()) == sorted(truth)

@@ -26,17 +26,17 @@ from fedprism_papers.cocktail_party import methods as cpa
 from fedprism_papers.cocktail_party.gradients import VictimBatches
 from fedprism_papers.cocktail_party.tables_1_3_and_4 import unit_norm
 from fedprism_papers.shared import training
-from fedprism_papers.shared.base import Announce, Outcome, Recipe, Row, Settings
+from fedprism_papers.shared.base import Announce, Measured, Recipe, Row, Settings
 from fedprism_papers.shared.cells import Attacked, AttackTrial, attack_cell, by_metric
 from fedprism_papers.shared.measuring import ANSWERED, HIGH_PSNR, OVER_40_DB, PSNR, SHOWN_IMAGES, Scores
 from fedprism_papers.shared.victims import CIFAR, IMAGENET, Victim, part
 
-SIZES, NOISE_SIZES, QUICK_SIZES = (8, 32), (1, 8, 32), (8,)
+SIZES, NOISE_SIZES, QUICK_SIZES = (8, 32), (1, 8, 32), (8,)  # images per batch
 BATCHES = 3
 """Batches of a cell."""
 TRAINED_ON = 5_000
 """How many of the training images, the first ones, every network is trained on: there are nine networks."""
-QUICK_SIDE, QUICK_CROPS, QUICK_ATTACKED, QUICK_EPOCHS = 16, 64, 256, 5
+QUICK_SIDE, QUICK_CROPS, QUICK_ATTACKED, QUICK_EPOCHS = 16, 64, 256, 5  # pixels, crops per photograph, images, epochs
 GOOD_PSNR = 25.0
 """Decibels above which an image is good: plainly recognised."""
 BEST, WORST, GOOD, LIKENESS = "best PSNR", "worst PSNR", "over 25 dB", "correlation"
@@ -278,14 +278,14 @@ def _row(case: Case, victim: Victim, data: Data, size: int, settings: Settings, 
     title = f"{case.axis}, {case.strength}, {size} images"
     entries = attack_cell(attacked, ATTACKS, settings, announce, title).entries
     ours = entries[cpa.OURS]
-    assert isinstance(ours, Outcome)
+    assert isinstance(ours, Measured)
     chance, blind = list[dict[str, float]](), list[float]()
     for number, answered in enumerate(ours.values[ANSWERED]):
         _, truth = attacked.observe(None, number, settings)
         others = strangers(data, round(answered * size), generator(settings.seed, "strangers", size, number))
         chance.append(pixel_scores(others, truth).values)
         blind.append(pixel_scores(mean_image(data, size), truth).values[PSNR])
-    nobody = Outcome(
+    nobody = Measured(
         values=by_metric(chance), seconds=(0.0,) * len(chance), statuses=("",) * len(chance), settings=repr(STRANGERS)
     )
     return Row(

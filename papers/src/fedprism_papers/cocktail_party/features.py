@@ -11,7 +11,7 @@ from fedprism_papers.cocktail_party import methods as cpa
 from fedprism_papers.cocktail_party.gradients import BINS, CLOSE, COSINE, COSINES, MEDIAN_COSINE, VictimBatches
 from fedprism_papers.cocktail_party.published_objective import embedding_objective
 from fedprism_papers.cocktail_party.tables_1_3_and_4 import FEDAVG, TRAINING
-from fedprism_papers.shared.base import Announce, Outcome, Recipe, Row, Settings
+from fedprism_papers.shared.base import Announce, Measured, Recipe, Row, Settings
 from fedprism_papers.shared.cells import TableCell, attack_cells
 from fedprism_papers.shared.measuring import LPIPS, PSNR
 from fedprism_papers.shared.sheets import bar_chart, sparkline
@@ -19,7 +19,7 @@ from fedprism_papers.shared.victims import CLIENT_IMAGES, cnn_photos, vgg16_imag
 
 BATCHES = {32: 5, 64: 5, 128: 5, 256: 3, 512: 1, 1024: 1}
 SIZES, FEDAVG_SIZES, QUICK_SIZES = tuple(BATCHES), (16, 32, 64, 128), (8, 16)
-FEDAVG_BATCHES = 5
+FEDAVG_BATCHES = 5  # per cell
 
 # LPIPS by batch size, and by the number of images that a client holds.
 PAPER: dict[str, tuple[float | str, ...]] = {
@@ -98,7 +98,7 @@ TABLE_5 = Recipe(
 
 # --- figure 7: how close features come to the true ones, by batch size and number of features -------------------------
 
-POOLS, QUICK_POOLS = (7, 4, 2, 1), (8, 4, 2)
+POOLS, QUICK_POOLS = (7, 4, 2, 1), (8, 4, 2)  # sides of the maps that features are averaged to
 FEWER_SIZES = (32, 128)
 """Batch sizes for networks with fewer features than published."""
 
@@ -119,7 +119,7 @@ def figure_7(settings: Settings, announce: Announce) -> Iterator[Row]:
     cells = [TableCell(one, methods, f"{one.victim.features} features, {one.size} images") for one in attacked]
     for one, (entries, notes) in zip(attacked, attack_cells(cells, settings, announce), strict=True):
         victim, ours = one.victim, entries[cpa.OURS]
-        counts = torch.tensor(ours.details[COSINES]) if isinstance(ours, Outcome) else torch.zeros(BINS)
+        counts = torch.tensor(ours.details[COSINES]) if isinstance(ours, Measured) else torch.zeros(BINS)
         yield Row(
             cell={"data": victim.name, "features": victim.features, "n": one.size, "batches": one.batches},
             entries={**entries, "ours, from 0 to 1": f"[{sparkline(counts)}]"},

@@ -108,7 +108,7 @@ class Rendering(Attack):
         return frozenset({"bounds", "normalization"})
 
     def run(self, observation: fp.Observation, rng: torch.Generator) -> fp.Reconstruction:
-        layer = attacked_layer(network_map(observation))
+        layer = attacked_layer(network_map(observation), observation.rounds[0].update)
         assert layer is not None  # its inputs were recovered
         features = self.features.to(observation.rounds[0].params[layer.weight])
         images = images_with(observation, layer, features, self.inversion, rng, sized=self.sized)

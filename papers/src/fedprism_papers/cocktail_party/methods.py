@@ -22,10 +22,10 @@ from fedprism_papers.shared.cells import Outcomes
 from fedprism_papers.shared.victims import Victim
 
 CITATION = "Kariyappa et al., Cocktail Party Attack, ICML 2023"
-ITERATIONS, QUICK_ITERATIONS = 25_000, 300
+ITERATIONS, QUICK_ITERATIONS = 25_000, 300  # of the published objective: the paper's, and of a quick run
 MOST_MATCHING = 3_000
 """Iterations of the gradient-matching baseline at most: it is by far the slowest part."""
-INVERTED, QUICK_INVERTED = 16, 4
+INVERTED, QUICK_INVERTED = 16, 4  # images per batch that are rendered from their features
 
 RENDERING, DEEP_MATCHING, DEEP_BASELINE = 1_000, 300, 1_000
 """Iterations of feature inversion, of matching the gradient of a convolutional network from its answers on, and of

@@ -19,13 +19,13 @@ from fedprism_papers.shared.cells import attack_cell
 from fedprism_papers.shared.measuring import LPIPS, OVER_40_DB, PSNR
 from fedprism_papers.shared.victims import fc2_cifar10, fc2_photos, fc2_tiny_imagenet
 
-BATCHES = 5
+BATCHES = 5  # per cell
 SHOWN = (LPIPS, PSNR, OVER_40_DB)
 NOTES = (cpa.SCORED, cpa.BASELINE, cpa.TUNING)
 
 # --- table 1: gradients (GIA) and federated-averaging updates (UIA) --------------------------------------------------
 
-SIZES, QUICK_SIZES = (32, 64, 128, 256), (8, 16)
+SIZES, QUICK_SIZES = (32, 64, 128, 256), (8, 16)  # images per batch: the paper's, and of a quick run
 FEDAVG = fp.FedAvg(lr=1e-3, epochs=10, batch_size=32)
 TRAINING = f"FedAvg: {FEDAVG.epochs} epochs of SGD with rate {FEDAVG.lr}, batches of {FEDAVG.batch_size}, shuffled."
 UPDATES: dict[str, Protocol] = {"gradient": fp.FedSGD(), "FedAvg": FEDAVG}
@@ -73,7 +73,7 @@ TABLE_1 = Recipe(
 
 # --- table 3: noise on the gradient, in the two ways that the paper's text and its code mean -------------------------
 
-NOISED_SIZE = 8
+NOISED_SIZE = 8  # images per batch: the paper's
 CLIP, DELTA = 1.0, 1e-5
 """The length to which gradients are clipped, and the delta of the stated privacy: both the paper's."""
 PAPER_3 = {
@@ -143,7 +143,7 @@ TABLE_3 = Recipe(
 
 # --- table 4: what each part of the published objective is worth, and what each part of ours is ----------------------
 
-ABLATED_SIZE, QUICK_ABLATED_SIZE = 32, 16
+ABLATED_SIZE, QUICK_ABLATED_SIZE = 32, 16  # images per batch
 PAPER_4 = {"full": 0.081, "without NE": 0.092, "without TV": 0.368, "without MI": 0.546}
 NEGENTROPY = 1.0
 """The weight of negentropy in the full objective: the paper states none."""

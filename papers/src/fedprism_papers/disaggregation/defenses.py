@@ -13,11 +13,11 @@ from torch import Tensor
 from fedprism.randomness import generator
 from fedprism.runtime import devices
 from fedprism_papers.disaggregation import planted_participation as planted
-from fedprism_papers.shared.base import Announce, Outcome, Recipe, Row, Settings
+from fedprism_papers.shared.base import Announce, Measured, Recipe, Row, Settings
 
 FEDERATION = planted.Federation(users=100, rounds=400, parameters=10_000)
 QUICK_FEDERATION = planted.Federation(users=20, rounds=60, parameters=300)
-TRIALS = 3
+TRIALS = 3  # per defense
 COST = "error of the sum"
 METRICS = (planted.COLUMNS, planted.SURE, planted.SURE_WRONG)
 
@@ -107,7 +107,7 @@ def run(settings: Settings, announce: Announce) -> Iterator[Row]:
     device = devices.pick(settings.device)
     federation = QUICK_FEDERATION if settings.quick else FEDERATION
     for name, defend in DEFENSES.items():
-        outcomes, costs = list[Outcome](), list[float]()
+        outcomes, costs = list[Measured](), list[float]()
         for trial in range(settings.batches_or(TRIALS)):
             announce(f"{name}, trial {trial + 1}")
             plant = planted.plant(federation, generator(settings.seed, "plant", trial), device)

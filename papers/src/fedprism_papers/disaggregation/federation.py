@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import fedprism as fp
 from fedprism.attacks import Attack, Disaggregation, then
-from fedprism.attacks.base import Reduced, Then
+from fedprism.attacks.reduction import Reduced, Then
 from fedprism.client.update import Protocol
 from fedprism.pixels import Normalization, to_inputs
 from fedprism.randomness import generator

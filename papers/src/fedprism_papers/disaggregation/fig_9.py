@@ -22,10 +22,10 @@ from fedprism_papers.shared.charts import line_chart
 from fedprism_papers.shared.measuring import Scores
 from fedprism_papers.shared.victims import part
 
-COHORTS, QUICK_COHORTS = (1, 2, 4, 8, 16, 32), (1, 4)
-REPEATS = 10
-IMAGES, QUICK_IMAGES = 32, 8
-SHADOWS, QUICK_SHADOWS = 400, 100
+COHORTS, QUICK_COHORTS = (1, 2, 4, 8, 16, 32), (1, 4)  # users in a sum
+REPEATS = 10  # repetitions per cohort size
+IMAGES, QUICK_IMAGES = 32, 8  # per user
+SHADOWS, QUICK_SHADOWS = 400, 100  # updates that the attacker makes to learn from
 WIDEST = 50_000
 """Every weight of LeNet: a rendering shows in its dense layers most."""
 FEDAVG, QUICK_FEDAVG = fp.FedAvg(lr=1e-2, epochs=4, batch_size=8), fp.FedAvg(lr=1e-2, epochs=2, batch_size=4)

@@ -10,7 +10,7 @@ from fedprism.randomness import generator
 from fedprism.runtime import devices
 from fedprism_papers.disaggregation import planted_participation as planted
 from fedprism_papers.disaggregation.planted_participation import Federation
-from fedprism_papers.shared.base import Announce, Outcome, Recipe, Row, Settings, curve
+from fedprism_papers.shared.base import Announce, Measured, Recipe, Row, Settings, curve
 from fedprism_papers.shared.charts import line_chart
 
 Line = tuple[dict[str, str | int | float], Federation]
@@ -142,13 +142,13 @@ FIG_2, FIG_3, FIG_4, FIG_5 = (figure.recipe() for figure in FIGURES)
 
 # --- figure 6: how long it takes, by the number of users -------------------------------------------------------------
 
-USERS, QUICK_USERS = (64, 128, 256, 512, 1024), (64, 128)
-ROUNDS_A_USER = 2
-PARAMETERS, QUICK_PARAMETERS = 10_000, 1_000
-TRIALS = 3
+USERS, QUICK_USERS = (64, 128, 256, 512, 1024), (64, 128)  # in a federation
+ROUNDS_A_USER = 2  # rounds = this many times the users
+PARAMETERS, QUICK_PARAMETERS = 10_000, 1_000  # of an update
+TRIALS = 3  # per number of users
 PROGRAMS, QUICK_PROGRAMS = 3, 1
 """Users whose integer program is solved; the time for all users is extrapolated from them."""
-PROGRAM_LIMIT, QUICK_PROGRAM_LIMIT = 60.0, 5.0
+PROGRAM_LIMIT, QUICK_PROGRAM_LIMIT = 60.0, 5.0  # seconds for one integer program
 FACTOR = "time factor"
 
 RECOVERED, PROVED, PROGRAM = "ours", "ours with proofs", "integer programs"
@@ -173,7 +173,7 @@ def figure_6(settings: Settings, announce: Announce) -> Iterator[Row]:
         )
 
 
-def _entries(federation: Federation, settings: Settings, announce: Announce) -> dict[str, Outcome]:
+def _entries(federation: Federation, settings: Settings, announce: Announce) -> dict[str, Measured]:
     trials = [
         planted.plant(federation, generator(settings.seed, "time", federation, trial), devices.pick(settings.device))
         for trial in range(settings.batches_or(TRIALS))
@@ -192,7 +192,7 @@ def _entries(federation: Federation, settings: Settings, announce: Announce) -> 
     capped = sum(spent >= limit for spent in each)
     return {
         **ours,
-        PROGRAM: Outcome(
+        PROGRAM: Measured(
             values={FACTOR: (factor,)},
             seconds=(seconds,),
             statuses=(f"{capped} of {programs} programs were stopped after {limit:g} s",),
@@ -200,7 +200,7 @@ def _entries(federation: Federation, settings: Settings, announce: Announce) -> 
     }
 
 
-def _recover(trial: planted.Planted, *, prove: bool) -> Outcome:
+def _recover(trial: planted.Planted, *, prove: bool) -> Measured:
     metrics = (planted.EXACT, *((planted.CERTIFIED, planted.WRONG) if prove else ()))
     return planted.recover(trial, metrics, certify=prove, time_limit=0.0)
 

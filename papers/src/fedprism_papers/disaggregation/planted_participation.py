@@ -15,7 +15,7 @@ from fedprism.randomness import generator
 from fedprism.runtime import devices
 from fedprism.solvers.participation.integer_program import ColumnProgram, solve_column
 from fedprism.solvers.participation.subspace import signal_space
-from fedprism_papers.shared.base import Announce, Outcome, Row, Settings, curve
+from fedprism_papers.shared.base import Announce, Measured, Row, Settings, curve
 
 CITATION = (
     'Lam, Wei, Brooks, Reddi and Mitzenmacher, "Gradient Disaggregation: Breaking Privacy in Federated Learning by '
@@ -30,7 +30,7 @@ SAID = (
     "said: columns that the solver itself calls found; said wrongly: the fraction of all users for whom that is not "
     "so. No integer program and no lattice is used here."
 )
-TRIALS, QUICK_TRIALS = 30, 1
+TRIALS, QUICK_TRIALS = 30, 1  # federations per setting
 TIME_LIMIT = 20.0
 """Seconds a trial for lattices and integer programs, together."""
 
@@ -85,11 +85,11 @@ def plant(federation: Federation, rng: torch.Generator, device: torch.device) ->
 
 def measure(
     federation: Federation, settings: Settings, announce: Announce, *, know_cohorts: bool = False, trials: int = TRIALS
-) -> Outcome:
+) -> Measured:
     """Recover as many planted federations as there are trials."""
     device = devices.pick(settings.device)
     trials = settings.batches or (QUICK_TRIALS if settings.quick else trials)
-    outcomes = list[Outcome]()
+    outcomes = list[Measured]()
     for trial in range(trials):
         announce(f"{federation.users} users, {federation.rounds} rounds, trial {trial + 1} of {trials}")
         planted = plant(federation, generator(settings.seed, "participation", federation, trial), device)
@@ -104,7 +104,7 @@ def measure(
     return merged(outcomes)
 
 
-def recover(planted: Planted, metrics: Sequence[str], **options: Any) -> Outcome:
+def recover(planted: Planted, metrics: Sequence[str], **options: Any) -> Measured:
     """What the solver makes of one federation. A trial is exact if every entry is right."""
     start = _now(planted.sums.device)
     solution = solvers.recover_participation(
@@ -124,16 +124,16 @@ def recover(planted: Planted, metrics: Sequence[str], **options: Any) -> Outcome
         SURE_WRONG: (sure & ~columns).double().mean(),
         NOISE: solution.noise,
     }
-    return Outcome(
+    return Measured(
         values={metric: (float(values[metric]),) for metric in metrics},
         seconds=(seconds,),
         statuses=(solution.status.value,),
     )
 
 
-def merged(outcomes: Sequence[Outcome]) -> Outcome:
+def merged(outcomes: Sequence[Measured]) -> Measured:
     """Several trials as one entry of a table."""
-    return Outcome(
+    return Measured(
         values={name: tuple(outcome.values[name][0] for outcome in outcomes) for name in outcomes[0].values},
         seconds=tuple(outcome.seconds[0] for outcome in outcomes),
         statuses=tuple(outcome.statuses[0] for outcome in outcomes),

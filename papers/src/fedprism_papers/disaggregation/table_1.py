@@ -17,8 +17,8 @@ from fedprism_papers.disaggregation.federation import CENTRED, dealt_out
 from fedprism_papers.shared.base import Announce, Recipe, Row, Settings
 
 USERS, ROUNDS, RATE, WINDOW, LEARNING_RATE = 100, 200, 0.1, 10, 0.01
-QUICK_USERS, QUICK_ROUNDS = 12, 50
-EPOCHS, QUICK_EPOCHS = (1, 2, 4, 8, 16, 32, 64), (1, 4)
+QUICK_USERS, QUICK_ROUNDS = 12, 50  # of a quick federation
+EPOCHS, QUICK_EPOCHS = (1, 2, 4, 8, 16, 32, 64), (1, 4)  # of local training
 VARIANTS = {"plain": (0.0, 1.0), "momentum .9": (0.9, 1.0), "fraction .9": (0.0, 0.9)}
 """Name -> momentum and the part of its data that a user trains on in a round."""
 METRICS = (planted.COLUMNS, planted.ENTRIES, planted.SURE, planted.SURE_WRONG, planted.NOISE)

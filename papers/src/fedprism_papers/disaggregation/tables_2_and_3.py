@@ -18,12 +18,12 @@ from fedprism_papers.shared.measuring import OVER_40_DB, PSNR
 
 # --- table 2: gradients of a small network, behind sums over more and more users -------------------------------------
 
-USERS, QUICK_USERS = (1, 2, 4, 32), (1, 4)
-GRADIENT_REPEATS = 5
+USERS, QUICK_USERS = (1, 2, 4, 32), (1, 4)  # in a sum
+GRADIENT_REPEATS = 5  # repetitions per number of users
 OF_A_SUM, QUICK_OF_A_SUM = 8, 2
 """Users whose images are looked for after disaggregation, of those in the sum."""
-HIDDEN = 64
-DLG_ITERATIONS, QUICK_DLG_ITERATIONS = 300, 40
+HIDDEN = 64  # units
+DLG_ITERATIONS, QUICK_DLG_ITERATIONS = 300, 40  # of an attack
 
 PAPER_2 = {1: 36.5, 2: 18.8, 4: 13.9, 32: 6.1}
 """PSNR by the number of users in the sum."""
@@ -91,15 +91,15 @@ TABLE_2 = Recipe(
 
 # --- table 3: federated averaging, of one user, of a sum, and of users after disaggregation --------------------------
 
-COHORTS, QUICK_COHORTS = (10,), (3,)
+COHORTS, QUICK_COHORTS = (10,), (3,)  # users in a sum
 SHARE, QUICK_SHARE = 10, 4
 """Users for each one who takes part in a round."""
-REPEATS = 3
-ATTACKED, QUICK_ATTACKED = 4, 1
-IMAGES, QUICK_IMAGES = 64, 8
-WIDTH, QUICK_WIDTH = 256, 64
+REPEATS = 3  # repetitions per cohort size
+ATTACKED, QUICK_ATTACKED = 4, 1  # users whose images are looked for
+IMAGES, QUICK_IMAGES = 64, 8  # per user
+WIDTH, QUICK_WIDTH = 256, 64  # units of the hidden layer
 FEDAVG, QUICK_FEDAVG = fp.FedAvg(lr=1e-2, epochs=4, batch_size=16), fp.FedAvg(lr=1e-2, epochs=2, batch_size=4)
-ITERATIONS, QUICK_ITERATIONS = 4_800, 60
+ITERATIONS, QUICK_ITERATIONS = 4_800, 60  # of an attack
 VARIATION = 0.1
 """The weight of total variation: of 0.001 to 0.5, the best on images of the training split, which are not attacked."""
 

@@ -14,8 +14,8 @@ from fedprism_papers.gradattack import inversion
 from fedprism_papers.shared.base import Announce, Entry, Recipe, Row, Settings
 from fedprism_papers.shared.measuring import LPIPS, PSNR
 
-SIZES, QUICK_SIZES = (16,), (2,)
-QUICK_ITERATIONS = 150
+SIZES, QUICK_SIZES = (16,), (2,)  # images per batch
+QUICK_ITERATIONS = 150  # of a quick attack
 NAIVE, ADAPTIVE = "naive", "adaptive"
 
 DEFENSES: tuple[Defense, ...] = (

@@ -19,17 +19,16 @@ import torch
 from torch import nn
 
 import fedprism as fp
-from fedprism.attacks import Encodings, GradientMatching, MixedSamples
-from fedprism.attacks.base import joined
+from fedprism.attacks import Encodings, GradientMatching, MixedSamples, joined
 from fedprism.defenses import Context, Defense, InstaHide, MixUp, Prune
 from fedprism.defenses.mixup import Mixing
 from fedprism.pixels import Normalization
 from fedprism.randomness import generator
 from fedprism.solvers import TotalVariation
 from fedprism_papers.gradattack import inversion
-from fedprism_papers.shared.base import Outcome, Settings
+from fedprism_papers.shared.base import Measured, Settings
 
-QUICK_ITERATIONS = 150
+QUICK_ITERATIONS = 150  # of a quick attack
 ENCODED, QUICK_ENCODED, PAPER_ENCODED = 4, 2, 20
 """For how many epochs the attacker collects encodings."""
 AT_ONCE = 0.02
@@ -168,7 +167,7 @@ def leaked(
     settings: Settings,
     *,
     adaptive: bool,
-) -> Outcome:
+) -> Measured:
     """The score of what the attacker makes of the answers of its epochs: as they are, or decoded."""
     answers, chosen = by_epoch[0], method(case, settings, adaptive=adaptive)
     if adaptive and told_all(case):

@@ -25,12 +25,12 @@ from fedprism_papers.shared.measuring import LPIPS, PSNR
 from fedprism_papers.shared.tuning import Range, Tuning
 from fedprism_papers.shared.victims import IMAGENET
 
-SIZES, QUICK_SIZES = (16,), (4,)
-QUICK_ITERATIONS = 120
-TRIALS, QUICK_TRIALS = 12, 4
+SIZES, QUICK_SIZES = (16,), (4,)  # images per batch
+QUICK_ITERATIONS = 120  # of a quick attack
+TRIALS, QUICK_TRIALS = 12, 4  # rehearsals of one search for weights
 REHEARSED = 5
 """How many times fewer iterations a rehearsal has."""
-SIDE, CROPS, PHOTO_EPOCHS, PHOTO_BATCH = 224, 24, 4, 16
+SIDE, CROPS, PHOTO_EPOCHS, PHOTO_BATCH = 224, 24, 4, 16  # pixels, crops per photograph, of the training on photographs
 PHOTOGRAPH, OWN_PHOTOGRAPH = 1, 2
 """Numbers of the attacked photograph, a cat, and of the attacker's own, a cup of coffee."""
 

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from fedprism.randomness import generator
 from fedprism_papers.gradattack import inversion
-from fedprism_papers.shared.base import Announce, Outcome, Recipe, Row, Settings, curve
+from fedprism_papers.shared.base import Announce, Measured, Recipe, Row, Settings, curve
 from fedprism_papers.shared.charts import line_chart
 
-SIZES, QUICK_SIZES = (2, 4, 8, 16, 32, 64, 128), (2, 4, 8, 16)
+SIZES, QUICK_SIZES = (2, 4, 8, 16, 32, 64, 128), (2, 4, 8, 16)  # images per batch
 DRAWN, QUICK_DRAWN = 10_000, 1_000
 """How many batches are drawn."""
 MANY = 1_000
@@ -38,7 +38,7 @@ def run(settings: Settings, announce: Announce) -> Iterator[Row]:
         yield Row(
             cell={"data": data.name, "classes": classes, "n": size},
             entries={
-                "drawn": Outcome(
+                "drawn": Measured(
                     values={name: (value,) for name, value in repeats(counts).items()},
                     seconds=(time.perf_counter() - start,),
                 ),

@@ -25,18 +25,18 @@ from fedprism.runtime.cuda_graphs import Engine
 from fedprism.threats import ThreatModel
 from fedprism.types import Ambiguity
 from fedprism_papers.shared import training
-from fedprism_papers.shared.base import Outcome, Settings
+from fedprism_papers.shared.base import Measured, Settings
 from fedprism_papers.shared.measuring import LPIPS, PSNR, SHOWN_IMAGES, lpips_distances
 from fedprism_papers.shared.victims import CIFAR, IMAGENET
 
 CITATION = "Huang et al., Evaluating Gradient Inversion Attacks and Defenses, NeurIPS 2021"
-ITERATIONS, PAPER_ITERATIONS = 2_000, 10_000
+ITERATIONS, PAPER_ITERATIONS = 2_000, 10_000  # of an attack: ours and the paper's
 OF_A_CLASS = 5
 """How many images of each class the paper attacks: the first five."""
-TRAIN, TEST = 12_000, 3_000
+TRAIN, TEST = 12_000, 3_000  # images of CIFAR-10: the first ones train, the last ones test
 ATTACKED_BATCH = 64
 """Of the training of the network that is attacked."""
-QUICK_SIDE, QUICK_CROPS, QUICK_TEST, QUICK_CHANNELS = 16, 96, 160, 32
+QUICK_SIDE, QUICK_CROPS, QUICK_TEST, QUICK_CHANNELS = 16, 96, 160, 32  # pixels, crops per photograph, images, channels
 
 BEST_LPIPS, SPREAD_LPIPS, BEST_PSNR, SPREAD_PSNR = "best LPIPS", "std of LPIPS", "best PSNR", "std of PSNR"
 SHOWN = (LPIPS, BEST_LPIPS, SPREAD_LPIPS, PSNR, BEST_PSNR, SPREAD_PSNR)
@@ -229,7 +229,7 @@ def scored(
     *,
     method: Attack | None = None,
     further: Mapping[str, float] | None = None,
-) -> Outcome:
+) -> Measured:
     """Average, best and standard deviation over all images; without a `method` no pictures are kept."""
     sizes = [0 if answer.inputs is None else len(answer.inputs) for answer in answers.parts]
     matches = [
@@ -242,7 +242,7 @@ def scored(
     if distances is not None:
         values |= {LPIPS: distances.mean(), BEST_LPIPS: distances.min(), SPREAD_LPIPS: distances.std(correction=0)}
     measured = {name: float(value) for name, value in values.items()}
-    return Outcome(
+    return Measured(
         values={name: (value,) for name, value in {**measured, **(further or {})}.items()},
         seconds=answers.seconds,
         statuses=tuple(answer.status for answer in answers.parts),
@@ -256,7 +256,7 @@ def _truth(batch: fp.Batch, normalization: Normalization) -> fp.Truth:
     return fp.Truth(inputs=batch.inputs, labels=batch.labels, owners=owners, normalization=normalization)
 
 
-def scored_strangers(data: Data, images: fp.Batch, size: int, settings: Settings) -> Outcome:
+def scored_strangers(data: Data, images: fp.Batch, size: int, settings: Settings) -> Measured:
     """What test images in any order score beside the attacked ones: chance and the best assignment, no update."""
     chosen = torch.randperm(len(data.test), generator=generator(settings.seed, "strangers", size))[: len(images)]
     return scored(unattacked(data.test.tensor[chosen], size), images, data.normalization, settings)

@@ -20,8 +20,8 @@ from fedprism_papers.gradattack import inversion
 from fedprism_papers.shared.base import Announce, Entry, Recipe, Row, Settings
 from fedprism_papers.shared.measuring import LPIPS, PSNR
 
-SIZES, QUICK_SIZES = (16,), (4,)
-QUICK_ITERATIONS = 200
+SIZES, QUICK_SIZES = (16,), (4,)  # images per batch
+QUICK_ITERATIONS = 200  # of a quick attack
 LABELS_RIGHT = "labels right"
 
 KNOWN, INFERRED, JOINT = "labels known", "labels inferred", "labels optimised jointly"

@@ -22,7 +22,7 @@ from fedprism_papers.shared.trials import Finished, RecipeTrial, earlier_tensors
 NAIVE, ADAPTIVE = "naive", "adaptive"
 BATCHES = {1: 4}
 """How many batches of a size are attacked, one unless said; the paper attacks 50 images in batches of each size."""
-SEEDS, QUICK_SEEDS = (0, 1, 2), (0,)
+SEEDS, QUICK_SEEDS = (0, 1, 2), (0,)  # one training each
 TRAINING = 50.0
 """The effort of a training to the end: run before attacks, which need the attacked networks to be there."""
 

@@ -17,15 +17,15 @@ from fedprism_papers.mixing_gradients.trials import DIGITS, FACES, KINDS, ORDINA
 from fedprism_papers.shared.base import Announce, Entry, Settings
 from fedprism_papers.shared.trials import RecipeTrial, finish
 
-TRAINED_WIDTH = 12
+TRAINED_WIDTH = 12  # channels of the LeNet
 RATES, QUICK_RATES = tuple(0.005 * 2.0**k for k in range(10)), (0.02, 0.16, 1.28)
 """The same for every loss, and so wide apart that each finds one that suits it: images held back decide."""
 SPREAD = 0.03
 """How far the accuracy of a seed may be behind that of the first; those that learn were within 0.01 of each other."""
-TRAINED_ON = 60_000
-CLIENTS, CLIENT_BATCH = 10, 8
-EPOCHS, QUICK_EPOCHS = 15, 2
-SEEDS, QUICK_SEEDS = (0, 1, 2), (0,)
+TRAINED_ON = 60_000  # images: all that MNIST has for training
+CLIENTS, CLIENT_BATCH = 10, 8  # clients, and images of each per step
+EPOCHS, QUICK_EPOCHS = 15, 2  # of a training
+SEEDS, QUICK_SEEDS = (0, 1, 2), (0,)  # one training each
 ACCURACY, MARGIN = "accuracy", "margin"
 PRICE = (
     f"accuracy: in percent, of a dense layer that starts from PyTorch's weights and of a LeNet of {TRAINED_WIDTH} "

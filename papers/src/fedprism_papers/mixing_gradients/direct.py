@@ -24,22 +24,22 @@ from fedprism.metrics import psnr
 from fedprism.randomness import generator
 from fedprism.runtime import devices
 from fedprism.solvers.closed_form.dense import absent_class, invert_dense
-from fedprism_papers.shared.base import Announce, Outcome, Recipe, Row, Settings
+from fedprism_papers.shared.base import Announce, Measured, Recipe, Row, Settings
 from fedprism_papers.shared.cells import by_metric
 from fedprism_papers.shared.charts import histograms, page
 
 LOSSES = {"cross-entropy": "cross_entropy", "softmax + MSE": "softmax_mse", "raw MSE": "mse"}
 UNIQUE, RANDOM, EQUAL = "unique", "random", "equal"
 PUBLISHED, COMMON = "uniform to 0.5", "PyTorch's"
-SIZES, QUICK_SIZES = (1, 2, 4, 8, 16, 32, 64), (2, 8)
+SIZES, QUICK_SIZES = (1, 2, 4, 8, 16, 32, 64), (2, 8)  # images per batch
 NOISES, TYPICAL_SIZE = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1), 8
 """Standard deviations of the noise, and the size of the batches that get it and whose errors are drawn."""
 DRAWN_NOISE = 1e-2
 """What the paper says noise has to exceed; a quick run has no other."""
-BATCHES, QUICK_BATCHES = 10, 2
+BATCHES, QUICK_BATCHES = 10, 2  # per cell
 ERROR, GOOD, ANSWERED = "error", "over 25 dB", "answered"
-GOOD_PSNR = 25.0
-SIDE, QUICK_SIDE = 32, 16
+GOOD_PSNR = 25.0  # decibels above which an image is plainly recognised
+SIDE, QUICK_SIDE = 32, 16  # pixels
 LEAST, MOST, BINS = -8, 2, 20
 """Powers of ten that the histogram of errors spans, and its bars."""
 HISTOGRAM = "pixels by power of ten of their error"
@@ -236,10 +236,10 @@ def _score(estimates: Tensor, originals: Tensor) -> dict[str, float]:
     return {ERROR: float(error), GOOD: float((psnr(shown, originals) > GOOD_PSNR).double().mean())}
 
 
-def _outcome(readings: Sequence[Reading]) -> Outcome:
+def _outcome(readings: Sequence[Reading]) -> Measured:
     values = by_metric([reading.values for reading in readings])
     counts = torch.stack([reading.counts for reading in readings]).sum(0)
-    return Outcome(
+    return Measured(
         values={**values, ERROR: tuple(error for error in values[ERROR] if not math.isnan(error))},
         seconds=tuple(reading.seconds for reading in readings),
         details={HISTOGRAM: counts.tolist(), "from": LEAST, "to": MOST},
@@ -260,7 +260,7 @@ def figure(rows: Sequence[Row]) -> str:
                 name = f"{row.cell['data']}, {row.cell['classes']} classes, {row.cell['labels']}"
                 for way in (DIVIDED, REFERRED):
                     entry = row.entries[way]
-                    if isinstance(entry, Outcome):
+                    if isinstance(entry, Measured):
                         panels.setdefault(name, {})[f"{row.cell['loss']}, {way}"] = _shares(entry)
             title = f"Errors of pixels, batches of {typical}, weights: {weights}{words}"
             axis = "power of ten of a pixel's error; upwards: fraction of the pixels"
@@ -268,7 +268,7 @@ def figure(rows: Sequence[Row]) -> str:
     return page(drawn)
 
 
-def _shares(entry: Outcome) -> list[float]:
+def _shares(entry: Measured) -> list[float]:
     counts = entry.details[HISTOGRAM]
     assert isinstance(counts, list)
     return [count / max(1, sum(counts)) for count in counts]

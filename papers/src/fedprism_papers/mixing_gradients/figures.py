@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from fedprism_papers.mixing_gradients.accuracy import ACCURACY
 from fedprism_papers.mixing_gradients.direct import EQUAL, RANDOM
 from fedprism_papers.mixing_gradients.trials import ATTACKS, BEATS_BLANK, CLOSE_PIXELS, CRITERIA, FACES, UNIFORM
-from fedprism_papers.shared.base import Outcome, Row
+from fedprism_papers.shared.base import Measured, Row
 from fedprism_papers.shared.charts import Drawing, Rate, bars, maps, page, points
 
 
 def strongest(row: Row, criterion: str) -> Rate | None:
     """That of the strongest of the attacks."""
-    measured = [entry for name in ATTACKS if isinstance(entry := row.entries.get(name), Outcome)]
+    measured = [entry for name in ATTACKS if isinstance(entry := row.entries.get(name), Measured)]
     if not measured:
         return None
     best = max(measured, key=lambda entry: entry.mean(criterion))
@@ -100,7 +100,7 @@ def distance_points(rows: Sequence[Row]) -> list[Drawing]:
         for row in rows:
             for name in ATTACKS:
                 entry = row.entries.get(name)
-                if isinstance(entry, Outcome) and row.cell["data"] == data:
+                if isinstance(entry, Measured) and row.cell["data"] == data:
                     distances, errors = entry.details["avd"], entry.details["mse of avd"]
                     assert isinstance(distances, Sequence)
                     assert isinstance(errors, Sequence)

@@ -25,20 +25,20 @@ from fedprism_papers.mixing_gradients.accuracy import PRICE, prices
 from fedprism_papers.mixing_gradients.direct import LOSSES, RANDOM
 from fedprism_papers.mixing_gradients.figures import figure
 from fedprism_papers.mixing_gradients.trials import BEATS_BLANK, CLOSE_PIXELS, FACES, LOOSE, MNIST, STRICT, Case
-from fedprism_papers.shared.base import Announce, Entry, Outcome, Recipe, Row, Settings
+from fedprism_papers.shared.base import Announce, Entry, Measured, Recipe, Row, Settings
 from fedprism_papers.shared.sheets import contact_sheet
 from fedprism_papers.shared.trials import Finished, finish
 
-SIZES, QUICK_SIZES = (1, 2, 4, 6), (1, 2)
-WIDTHS, QUICK_WIDTHS = (2, 4, 8, 12, 16, 24), (4, 8)
-MAP_SIZES = (1, 2, 4, 8)
-TRIALS, QUICK_TRIALS = 20, 2
+SIZES, QUICK_SIZES = (1, 2, 4, 6), (1, 2)  # images per batch
+WIDTHS, QUICK_WIDTHS = (2, 4, 8, 12, 16, 24), (4, 8)  # channels of the LeNet
+MAP_SIZES = (1, 2, 4, 8)  # images per batch where not all sizes are run
+TRIALS, QUICK_TRIALS = 20, 2  # batches per cell
 STEPS, QUICK_STEPS = (20, 1), (1,)
 """Quasi-Newton steps of an iteration: those of a call of PyTorch's optimiser, as published, come first."""
 PUBLISHED = trials.Effort(iterations=550, lr=0.05)
 CONTROL = trials.Effort(iterations=1200, lr=0.025)
-CONTROLLED_WIDTH = 12
-QUICK_ITERATIONS = 40
+CONTROLLED_WIDTH = 12  # channels of the network that other efforts are tried on
+QUICK_ITERATIONS = 40  # of a quick attack
 BLANK = "a blank image"
 READING = (
     f"The fraction of trials in which some image of the batch came back: {STRICT} and {LOOSE} are the paper's two "
@@ -131,10 +131,10 @@ def rows(case: Case, result: Finished[trials.AttackedCase], prices: Mapping[str,
         )
 
 
-def outcome(scored: Mapping[str, Any]) -> Outcome:
+def outcome(scored: Mapping[str, Any]) -> Measured:
     """One value a trial, whether it was recovered, for every criterion; the distances are in the details."""
     rates = {name: trials.recovered(scored, name) for name in trials.CRITERIA}
-    return Outcome(
+    return Measured(
         values={
             name: tuple(float(value < threshold) for value in scored[metric])
             for name, (metric, threshold) in trials.MEASURES.items()
@@ -156,7 +156,7 @@ def _sorted_by_avd(by_attack: Mapping[str, Any], pictures: Mapping[str, Tensor])
     for name, scored in by_attack.items():
         pairs = pictures[f"{RANDOM}, {name}"].float() / 255
         order = sorted(range(len(pairs)), key=lambda trial: scored["avd"][trial])
-        entries[name] = Outcome(values={}, seconds=(), pictures=(pairs[order, 0], pairs[order, 1]))
+        entries[name] = Measured(values={}, seconds=(), pictures=(pairs[order, 0], pairs[order, 1]))
         told = ", ".join(f"{scored['avd'][trial]:.2f} ({scored['mse of avd'][trial]:.3f})" for trial in order)
         words.append(f"{name}: {told}")
     picture, caption = contact_sheet(entries)

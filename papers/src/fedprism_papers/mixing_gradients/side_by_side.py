@@ -16,7 +16,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedprism.attacks.base import Attack, split_updates
+from fedprism.attacks import Attack, split_updates
 from fedprism.attacks.gradient_matching.attack import GradientMatching
 from fedprism.attacks.gradient_matching.batchnorm import Pull
 from fedprism.attacks.gradient_matching.forward import Forward, input_box

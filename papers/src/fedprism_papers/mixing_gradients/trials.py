@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import fedprism as fp
-from fedprism.attacks import LBFGS, GradientMatching, mixing_angle, mixing_l2, mixing_orthogonal
-from fedprism.attacks.base import joined
+from fedprism.attacks import LBFGS, GradientMatching, joined, mixing_angle, mixing_l2, mixing_orthogonal
 from fedprism.experiments import Outcome
 from fedprism.metrics import THRESHOLD_LOOSE, THRESHOLD_STRICT, avd, avd_floor, recovery_rate
 from fedprism.metrics.recovery import RecoveryRate
@@ -47,7 +46,7 @@ ATTACKER = fp.threats.honest_but_curious.withholding("bounds")
 """Not told the range of pixels, so that what the optimiser ends with is seen before it is cut to that range."""
 UNIFORM, ORDINARY = "uniform", "PyTorch's"
 """Weights that an attacked network has: uniform on [-0.5, 0.5] as in the paper, or as PyTorch initialises them."""
-SHOWN_TRIALS = 8
+SHOWN_TRIALS = 8  # whose pictures are kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,11 +109,10 @@ def network(images: fp.data.ImageSet, width: int | None, rng: torch.Generator, w
 
 @dataclass(frozen=True, kw_only=True)
 class AttackedCase(RecipeTrial):
-    """All attacks on all batches of a case; `measures` are the scores that are kept."""
+    """All attacks on all batches of a case."""
 
     case: Case
     trials: int
-    measures: tuple[str, ...] = CRITERIA
 
     @property
     def title(self) -> str:

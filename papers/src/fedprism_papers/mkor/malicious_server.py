@@ -1,6 +1,7 @@
 """The malicious server of MKOR's recipes: victims, what it sees of parameters it chose, and scores class by class.
 
-Wang, Velipasalar, Gursoy, "Maximum Knowledge Orthogonality Reconstruction with Gradients in Federated Learning", 2023.
+Wang, Velipasalar, Gursoy, "Maximum Knowledge Orthogonality Reconstruction with Gradients in Federated Learning", WACV
+2024.
 """
 
 from __future__ import annotations
@@ -14,23 +15,39 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 import fedprism as fp
-from fedprism.attacks import Attack, Mkor, Reference, Smoothest, midpoint
+from fedprism.attacks import (
+    Attack,
+    ClassFishing,
+    GradientMatching,
+    Labels,
+    Mkor,
+    Reference,
+    Smoothest,
+    TotalVariation,
+    interpolated_midpoint,
+    midpoint,
+    softened_midpoint,
+)
+from fedprism.defenses import Context, GaussianNoise
 from fedprism.metrics import psnr, ssim
 from fedprism.randomness import generator, seeded_layers
 from fedprism.runtime import devices
-from fedprism.solvers.windows import interpolated_midpoint, softened_midpoint
 from fedprism_papers.shared.base import Settings
 from fedprism_papers.shared.cells import Attacked, AttackTrial
 from fedprism_papers.shared.measuring import ANSWERED, PSNR, SHOWN_IMAGES, Scores, samples_of
 from fedprism_papers.shared.victims import equal_parts
 
-CITATION = "Wang, Velipasalar, Gursoy, Maximum Knowledge Orthogonality Reconstruction, 2023"
+CITATION = "Wang, Velipasalar, Gursoy, Maximum Knowledge Orthogonality Reconstruction, 2024"
 SSIM, BEST_SSIM, BEST_PSNR, ALONE = "SSIM", "best SSIM", "best PSNR", "alone"
 SHOWN = (BEST_SSIM, SSIM, BEST_PSNR, PSNR, ANSWERED)
 ORDER = "best SSIM, average SSIM, best PSNR, average PSNR"
 
 DUMP, INTERPOLATED, SOFTENED = "midpoint", "midpoint, interpolated", "midpoint, softened"
 SMOOTH, SPARE = "smoothest", "spare channels, smoothest"
+INVERTING, FISHING = "inverting gradients", "class fishing"
+VARIATION = 0.1
+"""The weight of total variation in the published code of inverting gradients, called as a library."""
+FISHED = "Class fishing answers for the samples of class 0 alone."
 EQUAL, NODES = "equal logits, midpoint", "several nodes, smoothest"
 SCORED = (
     "An answer is compared with the private images of the class it is for, the best one-to-one among several; averages "
@@ -78,14 +95,13 @@ class Victim:
 
 @dataclass(frozen=True, kw_only=True)
 class ChosenParameters(Attacked):
-    """Batches of a victim, and noise on every entry of the update (`noised`) and of what is sent (`WithNoise`)."""
+    """Batches of a victim, and noise on every entry of the update (`noised`)."""
 
     victim: Victim
     size: int
     batches: int
     unique: bool = True
     noise: float = 0.0
-    parameter_noise: float = 0.0
     scenario: Mapping[str, Any] = field(default_factory=dict)
 
     def batch(self, number: int, settings: Settings) -> fp.Batch:
@@ -102,8 +118,6 @@ class ChosenParameters(Attacked):
         clients = equal_parts(self.batch(number, settings), self.victim.client_images)
         scenario = fp.Scenario(model=self.victim.model, clients=clients, **self.scenario)
         server: Any = attack if hasattr(attack, "tamper") else None
-        if server is not None and self.parameter_noise:
-            server = WithNoise(server, self.parameter_noise)
         # The runner hands labels to attacks that ask for them alone: DLG and iDLG do not.
         curious = fp.threats.honest_but_curious.granting("labels")
         threat = fp.threats.malicious_server if server is not None else curious
@@ -131,37 +145,10 @@ class ChosenParameters(Attacked):
         return Scores(values, {"originals": truth.tensor[:SHOWN_IMAGES], "recovered": recovered[:SHOWN_IMAGES]})
 
 
-@dataclass(frozen=True)
-class WithNoise:
-    """A server that hides its choice of parameters under noise, over the root of the number of inputs of a unit."""
-
-    server: Any
-    noise: float
-
-    def tamper(
-        self, model: nn.Module, params: Mapping[str, Tensor], rng: torch.Generator
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        sent, trapdoor = self.server.tamper(model, params, rng)
-        spreads = {
-            name.removesuffix("weight"): self.noise / (tensor.numel() / len(tensor)) ** 0.5
-            for name, tensor in sent.items()
-            if tensor.dim() > 1
-        }
-        return {
-            name: tensor
-            + spreads.get(name.removesuffix("weight").removesuffix("bias"), 0.0)
-            * torch.randn(tensor.shape, generator=rng).to(tensor)
-            for name, tensor in sent.items()
-        }, trapdoor
-
-
 def noised(observation: fp.Observation, noise: float, rng: torch.Generator) -> fp.Observation:
-    """The update with Gaussian noise, as large in each tensor as this part of its standard deviation."""
+    """The update with Gaussian noise on it, be it of one client or of several."""
     sent = observation.rounds[0]
-    update = {
-        name: tensor + noise * tensor.std(correction=0) * torch.randn(tensor.shape, generator=rng)
-        for name, tensor in sent.update.items()
-    }
+    update = GaussianNoise(relative=noise).on_update(sent.update, Context(), rng)
     return replace(observation, rounds=(replace(sent, update=update),))
 
 
@@ -208,9 +195,19 @@ def only_midpoint() -> dict[str, Attack]:
     return {DUMP: Mkor(reference=Reference.DUMP_CLASS), EQUAL: Mkor()}
 
 
-def alone(size: int, classes: int) -> float:
-    """The paper's equation 3, classes equally likely: how many samples of a batch are the only one of their class."""
-    return float(size * (1 - 1 / classes) ** (size - 1))
+def gradient_matching(iterations: int) -> dict[str, Attack]:
+    """The paper's two baselines of table 3, each with at most so many iterations."""
+    inverting = replace(shortened(fp.attacks.inverting_gradients(), iterations), labels=Labels.KNOWN)
+    fishing = ClassFishing()
+    assert isinstance(fishing.matching, GradientMatching)
+    return {
+        INVERTING: replace(inverting, priors=(TotalVariation(VARIATION),)),
+        FISHING: replace(fishing, matching=shortened(fishing.matching, iterations)),
+    }
+
+
+def shortened(attack: GradientMatching, iterations: int) -> GradientMatching:
+    return replace(attack, iterations=min(iterations, attack.iterations))
 
 
 def poolless(victim: Victim, settings: Settings) -> Victim:

@@ -8,19 +8,16 @@ from dataclasses import replace
 from torch import nn
 
 import fedprism as fp
-from fedprism.attacks import Attack, ClassFishing, GradientMatching, Labels, Mkor, Reference, Smoothest
+from fedprism.attacks import Attack, Mkor, Reference, Smoothest
 from fedprism.randomness import generator, seeded_layers
-from fedprism.solvers.matching.priors import TotalVariation
 from fedprism_papers.mkor import malicious_server as server
 from fedprism_papers.shared.base import Announce, Recipe, Row, Settings
 from fedprism_papers.shared.cells import attack_cell
 
-SIZES, QUICK_SIZES = (100,), (12,)
-BATCHES = 10
-ITERATIONS, QUICK_ITERATIONS = 1000, 20
-SIDE = 28
-VARIATION = 0.1
-"""The weight of total variation in the published code of inverting gradients, called as a library."""
+SIZES, QUICK_SIZES = (100,), (12,)  # images per batch
+BATCHES = 10  # per cell
+ITERATIONS, QUICK_ITERATIONS = 1000, 20  # of the attack beside MKOR
+SIDE = 28  # pixels
 ORIGINAL, STRIDES = "LeNet-5", "strides in place of pools"
 PAPER = {
     ORIGINAL: {
@@ -46,11 +43,10 @@ MODIFIED = (
     f"'{STRIDES}' has LeNet-5's convolutions with a stride of 2, padded, and no pools, so that nothing is averaged; "
     "the paper's modified network is described as such, its code has no strides and one dense layer."
 )
-FISHED = "Class fishing answers for the samples of class 0 alone, which are a tenth."
 LABELS = (
     "Inverting gradients is given the labels, as in its paper; iDLG counts them. Total variation has the weight of its "
-    f"library, {VARIATION}: with a hundredth of it, thousands of iterations do not lose the noise of the start without "
-    "pools."
+    f"library, {server.VARIATION}: with a hundredth of it, thousands of iterations do not lose the noise of the start "
+    "without pools."
 )
 
 
@@ -81,20 +77,11 @@ def lenets(settings: Settings) -> dict[str, server.Victim]:
 
 def methods(settings: Settings) -> dict[str, Attack]:
     iterations = settings.iterations_or(ITERATIONS, QUICK_ITERATIONS)
-
-    def shortened(attack: GradientMatching) -> GradientMatching:
-        return replace(attack, iterations=min(iterations, attack.iterations))
-
-    fishing = ClassFishing()
-    assert isinstance(fishing.matching, GradientMatching)
     dumped = Mkor(reference=Reference.DUMP_CLASS)
     return {
-        "DLG": shortened(fp.attacks.dlg()),
-        "iDLG": shortened(fp.attacks.idlg()),
-        "inverting gradients": replace(
-            shortened(fp.attacks.inverting_gradients()), labels=Labels.KNOWN, priors=(TotalVariation(VARIATION),)
-        ),
-        "class fishing": replace(fishing, matching=shortened(fishing.matching)),
+        "DLG": server.shortened(fp.attacks.dlg(), iterations),
+        "iDLG": server.shortened(fp.attacks.idlg(), iterations),
+        **server.gradient_matching(iterations),
         "MKOR": dumped,
         "MKOR, smoothest": replace(dumped, decoder=Smoothest(iterations=min(iterations, 100))),
     }
@@ -122,5 +109,13 @@ RECIPE = Recipe(
     citation=f"{server.CITATION}, table 2",
     shown=server.SHOWN,
     run=run,
-    notes=(f"The paper's numbers: {server.ORDER}.", BORDER, MODIFIED, FISHED, LABELS, server.LOSS, server.SCORED),
+    notes=(
+        f"The paper's numbers: {server.ORDER}.",
+        BORDER,
+        MODIFIED,
+        server.FISHED,
+        LABELS,
+        server.LOSS,
+        server.SCORED,
+    ),
 )

@@ -60,7 +60,7 @@ class Settings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class Measured:
     """What a method made of a cell: for every metric one mean over the images a batch, in the order of the batches."""
 
     values: Mapping[str, tuple[float, ...]]
@@ -82,7 +82,7 @@ class Outcome:
         return sum(self.seconds) / len(self.seconds) if self.seconds else math.nan
 
 
-Entry: TypeAlias = "Outcome | float | str | None"
+Entry: TypeAlias = "Measured | float | str | None"
 """What stands in a column: what was measured, a number or a word of the paper's, or nothing."""
 
 
@@ -97,10 +97,12 @@ class Row:
     caption: str = ""
 
 
-def curve(rows: Sequence[Row], along: str, column: str, value: Callable[[Outcome], float]) -> list[tuple[float, float]]:
+def curve(
+    rows: Sequence[Row], along: str, column: str, value: Callable[[Measured], float]
+) -> list[tuple[float, float]]:
     """The points of a figure: a value of what was measured in one column, along another."""
     measured = ((row.cell[along], row.entries[column]) for row in rows)
-    return [(float(x), value(entry)) for x, entry in measured if isinstance(entry, Outcome)]
+    return [(float(x), value(entry)) for x, entry in measured if isinstance(entry, Measured)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,9 +13,8 @@ from torch import Tensor
 import fedprism as fp
 from fedprism.attacks import Attack
 from fedprism.errors import about_memory
-from fedprism.experiments import Judgement, Setting, Trial, summarised
-from fedprism.experiments import Outcome as TrialOutcome
-from fedprism_papers.shared.base import Announce, Entry, Outcome, Settings
+from fedprism.experiments import Judgement, Outcome, Setting, Trial, summarised
+from fedprism_papers.shared.base import Announce, Entry, Measured, Settings
 from fedprism_papers.shared.measuring import Scores, require_lpips
 from fedprism_papers.shared.trials import Finished, RecipeTrial, finished, packed
 
@@ -88,7 +87,7 @@ class AttackTrial(RecipeTrial):
     def effort(self) -> float:
         return float(self.attacked.size)
 
-    def run(self, device: str | None) -> TrialOutcome:
+    def run(self, device: str | None) -> Outcome:
         trial = Trial(
             key=self.key,
             description=self.description,
@@ -168,10 +167,10 @@ def _outcomes(cell: TableCell, results: Mapping[str, Sequence[Finished[AttackTri
     return Outcomes(entries, tuple(notes))
 
 
-def _outcome(attacked: Attacked, attack: Attack, results: Sequence[Finished[AttackTrial]]) -> Outcome:
+def _outcome(attacked: Attacked, attack: Attack, results: Sequence[Finished[AttackTrial]]) -> Measured:
     records = [result.outcome.record for result in results if result.outcome.record is not None]
     first = results[0].tensors
-    return Outcome(
+    return Measured(
         values=by_metric([record.scores["means"] for record in records if record.scores is not None]),
         seconds=tuple(result.outcome.attack_seconds or 0.0 for result in results),
         statuses=tuple(record.status for record in records),

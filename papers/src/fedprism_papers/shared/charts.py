@@ -13,8 +13,8 @@ COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#7
 INK, PAPER, RULE = "#222", "#fff", "#ccc"
 LEFT, TOP, BOTTOM = 60, 40, 40
 """Pixels beside, above and below a plot."""
-PLOT_WIDTH, PLOT_HEIGHT, LEGEND_WIDTH = 400, 320, 230
-MAP_TOP, CELL = TOP + 16, 44
+PLOT_WIDTH, PLOT_HEIGHT, LEGEND_WIDTH = 400, 320, 230  # pixels
+MAP_TOP, CELL = TOP + 16, 44  # pixels
 
 
 class Rate(NamedTuple):

@@ -15,10 +15,11 @@ from rich import box
 from rich.table import Table
 from torch import Tensor
 
+from fedprism.display.html import png
 from fedprism.experiments import ResultStore
-from fedprism.files import json_text, pictures, publishing
+from fedprism.files import json_text, publishing
 from fedprism.runtime import devices
-from fedprism_papers.shared.base import Announce, Entry, Outcome, Recipe, Row, Settings
+from fedprism_papers.shared.base import Announce, Entry, Measured, Recipe, Row, Settings
 from fedprism_papers.shared.sheets import contact_sheet
 
 ABSENT = "–"
@@ -69,7 +70,7 @@ def files(
 ) -> dict[str, bytes]:
     """All files of a run that has come this far."""
     return {
-        **{name: pictures.png(picture) for name, _, picture, _ in _pictures(rows)},
+        **{name: png(picture) for name, _, picture, _ in _pictures(rows)},
         **({"figure.svg": recipe.figure(rows).encode()} if recipe.figure is not None else {}),
         "table.md": markdown(recipe, settings, rows, complete=complete).encode(),
         "run.json": _run_json(settings, rows, seconds),
@@ -146,7 +147,7 @@ def _results_json(recipe: Recipe, settings: Settings, rows: Sequence[Row], *, co
 
 
 def _plain(entry: Entry) -> object:
-    if not isinstance(entry, Outcome):
+    if not isinstance(entry, Measured):
         return entry
     return {
         "mean": {metric: entry.mean(metric) for metric in entry.values},
@@ -174,7 +175,7 @@ def _run_json(settings: Settings, rows: Sequence[Row], seconds: float) -> bytes:
                     "cell": row.cell,
                     **{name: row.entries[name] for name in TIMED if name in row.entries},
                     "seconds a batch": {
-                        name: entry.seconds for name, entry in row.entries.items() if isinstance(entry, Outcome)
+                        name: entry.seconds for name, entry in row.entries.items() if isinstance(entry, Measured)
                     },
                 }
                 for row in rows
@@ -194,7 +195,7 @@ def _texts(recipe: Recipe, row: Row, rows: Sequence[Row]) -> list[str]:
 
 
 def _text(recipe: Recipe, entry: Entry) -> str:
-    if isinstance(entry, Outcome):
+    if isinstance(entry, Measured):
         answered = entry.mean("answered")
         partial = [f"{answered:.0%} answered"] if answered < 1 else []
         seconds = f"{entry.seconds_a_batch:{'.2g' if entry.seconds_a_batch < 10 else '.0f'}} s"

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fedprism_papers.shared.base import Entry, Outcome
+from fedprism_papers.shared.base import Entry, Measured
 
-GAP = 2
+GAP = 2  # pixels between pictures
 LEAST_SIDE = 64
 """Smaller images are enlarged, pixel by pixel, to about this."""
-BAR, HEIGHT = 24, 120
-INK = (0.16, 0.33, 0.55)
+BAR, HEIGHT = 24, 120  # pixels: the width of a bar, the height of a chart
+INK = (0.16, 0.33, 0.55)  # red, green, blue
 
 
 def contact_sheet(entries: Mapping[str, Entry]) -> tuple[Tensor | None, str]:
@@ -22,7 +22,7 @@ def contact_sheet(entries: Mapping[str, Entry]) -> tuple[Tensor | None, str]:
     names: list[str] = []
     shown: Tensor | None = None
     for name, entry in entries.items():
-        if not isinstance(entry, Outcome) or entry.pictures is None:
+        if not isinstance(entry, Measured) or entry.pictures is None:
             continue
         originals, recovered = entry.pictures
         if shown is None or not torch.equal(shown, originals):

@@ -21,10 +21,10 @@ from fedprism.randomness import generator
 from fedprism.runtime import devices, progress
 from fedprism.utility import Augmentation
 
-BATCH = 128
-EPOCHS = 20
-RATE = 1e-3
-WEIGHT_DECAY = 5e-4
+BATCH = 128  # images per step
+EPOCHS = 20  # unless a victim says otherwise
+RATE = 1e-3  # Adam's learning rate
+WEIGHT_DECAY = 5e-4  # Adam's
 
 
 def train(

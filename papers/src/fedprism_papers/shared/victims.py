@@ -27,8 +27,8 @@ from fedprism.utility import Augmentation
 from fedprism_papers.shared import training
 from fedprism_papers.shared.base import Settings
 
-CIFAR: Normalization = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
-IMAGENET: Normalization = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+CIFAR: Normalization = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))  # mean and std of each colour
+IMAGENET: Normalization = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and std of each colour, torchvision's
 
 WIDTH = 256
 """Units of FC-2's hidden layer."""
@@ -37,10 +37,10 @@ HELD_OUT = 5
 CLIENT_IMAGES = 128
 """The most images of 224 x 224 that one client puts through VGG-16 at once: more need more memory than a GPU has."""
 VGG_FILE = "vgg16_features_fp16.safetensors"
-QUICK_EPOCHS = 2
-QUICK_CROPS = 48
-QUICK_HELD_OUT = 16
-QUICK_ACTIVE = 0.15
+QUICK_EPOCHS = 2  # of a quick victim's training
+QUICK_CROPS = 48  # per photograph
+QUICK_HELD_OUT = 16  # crops per photograph that are attacked
+QUICK_ACTIVE = 0.15  # part of the outputs that get through the ReLU of a quick victim
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

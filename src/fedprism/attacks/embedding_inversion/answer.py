@@ -32,16 +32,19 @@ class Answer(NamedTuple):
     ambiguity: frozenset[Ambiguity]
     tables: tuple[str, ...]
     """Names of the parameters that were read."""
+    by_running_statistics: bool = False
+    """Whether numbers were read through batch norm, by statistics that a client in train mode does not use."""
 
 
 def rows_in_use(observation: Observation, gradient: Update, lookup: Lookup, samples: int | None) -> Used:
     """The rows of a table that so many samples used."""
     table = lookup.operation.weight
     most = None if samples is None else samples * len(lookup.entries)
-    used = used_rows(gradient[table], observation.round.params[table], most)
+    difference = observation.round.kind == "delta"
+    used = used_rows(gradient[table], observation.round.params[table], most, difference=difference)
     if used is None or not len(used.rows):
         raise NotApplicable(
             f"embedding-inversion expects a gradient in those rows of '{table}' that were used and in no others, found "
-            f"{'more' if used is None else 'none'} with one; use gradient-matching instead."
+            f"{'more' if used is None else 'none'} with one; use gradient-matching for floating-point inputs."
         )
     return used

@@ -25,6 +25,10 @@ from fedprism.errors import NotApplicable
 from fedprism.network.lookups import coded_pass
 from fedprism.types import Observation, Reconstruction
 
+RUNNING_STATISTICS = (
+    "the numbers beside it are by the running batch-norm statistics, which a client in train mode does not use"
+)
+CONTRADICTED = "the update recomputed from these samples is another one"
 NO_TABLES = "no entry of the input is looked up in a table of this model"
 
 
@@ -60,7 +64,7 @@ class EmbeddingInversion(UpdateAttack):
         if not lookups:
             raise NotApplicable(
                 "embedding-inversion expects a table in the update that entries of the input are looked up in, found "
-                "none; use gradient-matching instead."
+                "none; use gradient-matching for floating-point inputs."
             )
         size = observation.knowledge.batch_size
         samples = size if isinstance(size, int) else None
@@ -84,25 +88,43 @@ def embedding_inversion() -> EmbeddingInversion:
 
 def _checked(observation: Observation, answers: list[Answer]) -> Reconstruction:
     """The first answer that explains the whole update, or else the first."""
-    known = observation.knowledge.labels
-    labels = known if isinstance(known, Tensor) else None
-    best, best_labels, explains = answers[0], labels, False
+    best, labels, explains = None, None, None
     for answer in answers:
-        if "samples" in answer.ambiguity or bool((answer.samples == UNKNOWN).any()):
-            continue
-        inputs = observation.knowledge.shaped(answer.samples)
-        fitting = labels is not None and len(labels) == len(answer.samples)
-        guessed = labels if fitting else explaining_labels(observation, inputs)
-        if certified(observation, inputs, guessed):
-            best, best_labels, explains = answer, guessed, True
+        guessed, explained = _held_against_update(observation, answer)
+        if best is None or explained:
+            best, labels, explains = answer, guessed, explained
+        if explained:
             break
-    status = best.status
-    if explains:
-        status = f"{LookupStatus.EXACT}; {status}" if best.ambiguity - {"order"} else LookupStatus.EXACT
+    assert best is not None
     return Reconstruction(
         inputs=observation.knowledge.shaped(best.samples),
-        labels=best_labels,
+        labels=labels,
         ambiguity=best.ambiguity,
-        status=status,
+        status=_status(best, explains),
         diagnostics={"tables": best.tables, "readings": len(answers)},
     )
+
+
+def _held_against_update(observation: Observation, answer: Answer) -> tuple[Tensor | None, bool | None]:
+    """Labels that fit, and whether the samples explain the whole update; None where that cannot be told."""
+    known = observation.knowledge.labels
+    labels = known if isinstance(known, Tensor) else None
+    if "samples" in answer.ambiguity or bool((answer.samples == UNKNOWN).any()):
+        return labels, None
+    inputs = observation.knowledge.shaped(answer.samples)
+    fitting = labels is not None and len(labels) == len(answer.samples)
+    guessed = labels if fitting else explaining_labels(observation, inputs)
+    explains = certified(observation, inputs, guessed)
+    return guessed if explains else labels, explains
+
+
+def _status(answer: Answer, explains: bool | None) -> str:
+    """What was read, and what the whole update says about it."""
+    if explains and not answer.by_running_statistics:
+        return f"{LookupStatus.EXACT}; {answer.status}" if answer.ambiguity - {"order"} else LookupStatus.EXACT
+    status = answer.status
+    if answer.by_running_statistics:
+        status = f"{status}; {RUNNING_STATISTICS}"
+    if explains is False and not answer.ambiguity & {"counts", "samples"}:
+        status = f"{status}; {CONTRADICTED}"
+    return status

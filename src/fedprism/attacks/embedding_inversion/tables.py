@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedprism.attacks.cocktail_party import CocktailParty
 from fedprism.attacks.embedding_inversion.answer import UNKNOWN, Answer, LookupStatus
+from fedprism.network.entrance import depends_on_running_statistics
 from fedprism.network.lookups import Coded, Lookup
 from fedprism.network.network_map import NetworkMap
 from fedprism.network.operations import Operation
@@ -60,8 +61,22 @@ def read_table(
         if not readings:
             readings = _separated(observation, coded.network, columns)
         if readings:
-            return [_answer(coded, lookups, used, columns, reading) for reading in readings]
+            drifting = depends_on_running_statistics(observation, layer, coded.network.inputs)
+            answers = [_answer(coded, lookups, used, columns, reading) for reading in readings]
+            return [answer._replace(by_running_statistics=drifting) for answer in answers]
     return []
+
+
+def fed_side_by_side(coded: Coded, lookups: Sequence[Lookup]) -> list[Operation]:
+    """The dense layers with a bias that are fed everything that is looked up."""
+    places = sum(len(lookup.entries) for lookup in lookups)
+    return [
+        layer
+        for layer in coded.network.layers
+        if places
+        and layer.bias is not None
+        and sum(len(_blocks(layer, lookup, number)) for number, lookup in enumerate(lookups)) == places
+    ]
 
 
 def _separated(observation: Observation, network: NetworkMap, columns: _Columns) -> list[Samples]:
@@ -115,9 +130,10 @@ def _blocks(layer: Operation, lookup: Lookup, number: int) -> list[Block]:
     """Where a dense layer is fed the rows of a table, place by place; empty if it is not fed them as they are."""
     fed, places = layer.inputs.flatten(1).cpu(), len(lookup.entries)
     rows = lookup.operation.outputs.flatten(1).cpu()
-    if len(rows) != len(fed) or layer.inputs.dim() != 2 or rows.shape[1] % places:
+    width = lookup.operation.shape[1]
+    if len(rows) != len(fed) or layer.inputs.dim() != 2 or rows.shape[1] != places * width:
         return []
-    columns = torch.tensor([_same_column(fed, row) for row in rows.T]).view(places, -1)
+    columns = torch.tensor([_same_column(fed, row) for row in rows.T]).view(places, width)
     return [Block(each, number) for each in columns] if bool((columns >= 0).all()) else []
 
 

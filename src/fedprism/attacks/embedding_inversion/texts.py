@@ -76,7 +76,7 @@ def _in_order(gradient: Update, network: NetworkMap, lookup: Lookup, used: Used)
 def _counted(lookup: Lookup, used: Used, samples: int | None) -> _Tokens | None:
     """Samples whose places all get the same error."""
     places, padding = len(lookup.entries), _padding(lookup)
-    counts = counts_of_samples(used.gradients, places if padding == UNKNOWN else None, samples)
+    counts = counts_of_samples(used.gradients, places if padding == UNKNOWN else None, samples, used.rounding)
     if counts is None or int(counts.sum(1).max()) > places:
         return None
     texts = [used.rows.repeat_interleave(each) for each in counts]

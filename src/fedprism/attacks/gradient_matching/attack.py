@@ -16,12 +16,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedprism.attacks.base import Circumstances, UpdateAttack
+from fedprism.attacks.choices import OneOf, TermsOf
 from fedprism.attacks.gradient_matching.batchnorm import BatchNorm, pull_prior
 from fedprism.attacks.gradient_matching.fitting import samples_together
 from fedprism.attacks.gradient_matching.forward import (
@@ -34,7 +35,7 @@ from fedprism.attacks.gradient_matching.forward import (
     moments_of_last_pass,
 )
 from fedprism.attacks.gradient_matching.labels import GivenLabels, Labels, given_labels
-from fedprism.attacks.gradient_matching.starts import Start, Starts, gaussian_start
+from fedprism.attacks.gradient_matching.starts import Start, Starts, gaussian_start, uniform_start
 from fedprism.attacks.gradient_matching.two_losses import ClientLosses
 from fedprism.checks import choice
 from fedprism.errors import BadInput, NotApplicable
@@ -42,12 +43,18 @@ from fedprism.runtime import progress
 from fedprism.runtime.cuda_graphs import Engine
 from fedprism.runtime.twice_differentiable import once_only, second_forms
 from fedprism.solvers.matching.differences import TwoLosses
-from fedprism.solvers.matching.distances import Distance, Gradients, cosine
+from fedprism.solvers.matching.distances import Distance, Gradients, cosine, squared_error
 from fedprism.solvers.matching.gradients import LBFGS, Adam, Matching, MatchingSettings, Progress, match_gradients
 from fedprism.solvers.matching.objective import Parts, Prior
-from fedprism.solvers.matching.priors import BatchMoments, TotalVariation
+from fedprism.solvers.matching.priors import BatchMoments, Orthogonality, TotalVariation
 from fedprism.solvers.matching.race import race
 from fedprism.types import Batch, Observation, Reconstruction, Round
+
+DISTANCES = {"cosine": cosine, "squared-error": squared_error}
+PRIORS = {"total_variation": TotalVariation, "orthogonality": Orthogonality}
+OPTIMIZERS = {"adam": Adam(), "lbfgs": LBFGS()}
+STARTS = {"gaussian": gaussian_start, "uniform": uniform_start}
+"""What plans and the command line can name; in Python there are others."""
 
 FOLLOWING_RATE = 0.3
 """Learning rate while pruning is followed, relative to the usual one, at which the answer may be lost at once."""
@@ -91,11 +98,11 @@ class GradientMatching(UpdateAttack):
     defense that can be repeated into the forward model; pruning is followed at the end, for as many iterations again.
     """
 
-    distance: Distance = cosine
-    priors: tuple[Prior, ...] = ()
+    distance: Annotated[Distance, OneOf(DISTANCES)] = cosine
+    priors: Annotated[tuple[Prior, ...], TermsOf(PRIORS)] = ()
     labels: Labels = Labels.INFERRED
-    optimizer: Adam | LBFGS = Adam()  # noqa: RUF009 (frozen)
-    start: Start = gaussian_start
+    optimizer: Annotated[Adam | LBFGS, OneOf(OPTIMIZERS)] = Adam()  # noqa: RUF009 (frozen)
+    start: Annotated[Start, OneOf(STARTS)] = gaussian_start
     lr: float = 0.1
     iterations: int = 1000
     starts: Starts = Starts()  # noqa: RUF009 (frozen)

@@ -17,6 +17,7 @@ from fedprism.attacks.gradient_matching.forward import input_box
 from fedprism.client.batchnorm import buffers_of
 from fedprism.client.observed import adds_gradients, direction
 from fedprism.errors import NotApplicable
+from fedprism.inputs import is_single
 from fedprism.network.network_map import NetworkMap
 from fedprism.randomness import generator, seeded_layers
 from fedprism.solvers.closed_form.labels import LabelRecovery, label_counts, sole_label
@@ -67,7 +68,9 @@ def inferred_labels(observation: Observation, round: Round, batch: int, network:
 
 def _mean_prediction(observation: Observation, round: Round) -> Tensor | None:
     """(classes,) the mean prediction for inputs that show nothing; None where it is not known what inputs are like."""
-    shape, box = observation.knowledge.sample_shape, input_box(observation)
+    known = observation.knowledge
+    box = input_box(observation) if known.input_shape is not None and is_single(known.input_shape) else None
+    shape = known.sample_shape if box is not None else ()
     if not shape or box is None:
         return None
     rng = generator(0, "made up")

@@ -1,6 +1,7 @@
 """A malicious server's parameters that turn a large batch's gradient into one image a class, read in closed form.
 
-Wang, Velipasalar, Gursoy, "Maximum Knowledge Orthogonality Reconstruction with Gradients in Federated Learning", 2023.
+Wang, Velipasalar, Gursoy, "Maximum Knowledge Orthogonality Reconstruction with Gradients in Federated Learning", WACV
+2024.
 
 `tamper` chooses the parameters: convolutions that copy the image to the dense layers, and dense layers in which every
 class has rows of its own; `run` divides the gradients of these rows and decodes the images.
@@ -16,16 +17,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, TypeAlias
+from typing import Annotated, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from fedprism import losses
 from fedprism.attacks.base import NOBODY_TAMPERS, Circumstances, UpdateAttack
+from fedprism.attacks.choices import OneOf
 from fedprism.attacks.gradient_matching.forward import FORWARD_USES
 from fedprism.attacks.mkor.calibration import calibrated
-from fedprism.attacks.mkor.filters import Disguise, Layout, Normalization, blurs, plant_filters
+from fedprism.attacks.mkor.filters import Disguise, Layout, Normalization, blurs, normal_like, plant_filters
 from fedprism.attacks.mkor.head import Gate, Head, Reference, plant_head
 from fedprism.attacks.mkor.reading import (
     Reading,
@@ -36,8 +39,11 @@ from fedprism.attacks.mkor.reading import (
     unlike_pixels,
     within_range,
 )
+from fedprism.checks import choice, whole
 from fedprism.client.observed import direction, local_steps
+from fedprism.defenses.base import check_number
 from fedprism.errors import BadInput, MissingKnowledge, NotApplicable
+from fedprism.naming import preset
 from fedprism.network.stack import Stack, stack_of
 from fedprism.pixels import to_inputs
 from fedprism.solvers.windows import (
@@ -46,18 +52,35 @@ from fedprism.solvers.windows import (
     Decoded,
     Lattice,
     Smoothest,
+    interpolated_midpoint,
     midpoint,
     smoothest_means,
+    softened_midpoint,
     spread_means,
     without_removed,
 )
 from fedprism.types import Observation, Reconstruction, Round, Update
 
+MOST_NODES = 4096
+"""Most nodes, paths or layers that one may ask for: a bound, beyond the widest dense layer of the networks in use."""
+PROBES = 4
+"""Random images, from black to noise of full contrast, by which logits are looked at: more change their size little."""
+MARGIN = 2.0
+"""How many times farther the dump class is set ahead than random images ask: photographs have larger features."""
 MOST_WINDOW = 4096
 """The largest window, in pixels, that is looked at: trapdoors may come from files."""
 
 Decoder: TypeAlias = Callable[[Tensor, Tensor, Lattice], Decoded]
 """(maxima, minima (n, colours, rows, columns), lattice) -> images"""
+DECODERS: dict[str, Decoder] = {
+    "midpoint": midpoint,
+    "interpolated": interpolated_midpoint,
+    "softened": softened_midpoint,
+    "smoothest": Smoothest(),
+}
+PUBLISHED = Disguise(beta=3.0, untouched=True)
+"""Equation 20 to the letter; with a beta of 3 four convolutions let as much through as without disguise."""
+DISGUISES = {"none": None, "inconspicuous": Disguise(), "published": PUBLISHED}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -69,20 +92,30 @@ class Mkor(UpdateAttack):
     threshold; thresholds suit images whose `brightness` has that mean and standard deviation. layers: how many
     convolutions shift; paths: nodes side by side, against dropout; None is as many as help. blurred: channels that the
     copies leave carry the blurred grey image, of which `Smoothest` makes use. normalization: how clients turn pixels
-    into inputs.
+    into inputs. parameter_noise: standard deviation of noise on all that is sent, over the root of how many inputs a
+    unit has, as in the paper's code.
     """
 
     reference: Reference = Reference.ABSENT_CLASS
-    disguise: Disguise | None = None
-    decoder: Decoder = midpoint
+    disguise: Annotated[Disguise | None, OneOf(DISGUISES)] = None
+    decoder: Annotated[Decoder, OneOf(DECODERS)] = midpoint
     nodes: int = 1
     layers: int | None = None
     paths: int | None = None
     blurred: bool = False
     brightness: tuple[float, float] = (0.47, 0.15)
     normalization: Normalization | None = None
+    parameter_noise: float = 0.0
 
-    citation: ClassVar[str] = "Wang, Velipasalar, Gursoy 2023 (MKOR)"
+    citation: ClassVar[str] = "Wang, Velipasalar, Gursoy 2024 (MKOR)"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reference", Reference(choice(self.reference, "reference", Reference)))
+        whole(self.nodes, "nodes", MOST_NODES)
+        check_number(self.parameter_noise, "mkor's parameter_noise", "0.001 is small", zero=True)
+        for name, least in (("layers", 0), ("paths", 1)):
+            if getattr(self, name) is not None:
+                whole(getattr(self, name), name, MOST_NODES, least)
 
     @property
     def needs(self) -> frozenset[str]:
@@ -125,7 +158,25 @@ class Mkor(UpdateAttack):
         )
         changed = filters | head_params
         sent = {name: changed.get(name, tensor) for name, tensor in params.items()}
-        return sent, layout.tensors() | head.tensors()
+        if head.dump is not None and self.disguise is not None and self.disguise.untouched:
+            name = f"{stack.dense[-1].name}.bias"
+            sent[name] = sent[name].clone()
+            sent[name][head.dump] += self._lead(model, sent, stack, head.dump, rng)
+        return _noised(sent, self.parameter_noise, rng), layout.tensors() | head.tensors()
+
+    def _lead(self, model: nn.Module, sent: Update, stack: Stack, dump: int, rng: torch.Generator) -> float:
+        """What the dump class lacks where weights to the logits stayed: how far others are ahead of it, with a margin.
+
+        Logits are then as large as features, which grow with beta: random images show how large.
+        """
+        images = torch.rand(PROBES, *stack.shape, generator=rng) * torch.linspace(0, 1, PROBES).view(-1, 1, 1, 1)
+        like, training = next(iter(sent.values())), model.training
+        try:
+            with torch.no_grad():
+                logits = functional_call(model.eval(), dict(sent), (to_inputs(images, self.normalization).to(like),))
+        finally:
+            model.train(training)
+        return MARGIN * max(0.0, float((logits.amax(1) - logits[:, dump]).max()))
 
     def attack_update(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
         round = observation.round
@@ -193,11 +244,24 @@ class Mkor(UpdateAttack):
         return to_inputs(decoded.images, self.normalization), decoded
 
 
+def _noised(sent: Update, noise: float, rng: torch.Generator) -> Update:
+    """The parameters of every layer with noise on them."""
+    fan_in = {name.removesuffix(".weight"): t[0].numel() for name, t in sent.items() if t.dim() > 1 and noise}
+    return {
+        name: tensor + noise / fan_in[layer] ** 0.5 * normal_like(tensor, rng)
+        if (layer := name.rpartition(".")[0]) in fan_in
+        else tensor
+        for name, tensor in sent.items()
+    }
+
+
+@preset(Mkor)
 def mkor() -> Mkor:
     """The paper's naive form, read by an absent class and decoded by the middle of the bounds."""
     return Mkor()
 
 
+@preset(Mkor)
 def mkor_inconspicuous() -> Mkor:
     """The paper's inconspicuous form: random taps, noise for zeros, pairs of opposite rows, channels shuffled."""
     return Mkor(disguise=Disguise())

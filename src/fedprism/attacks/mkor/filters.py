@@ -1,7 +1,7 @@
 """The convolutions of MKOR: filters that carry copies of the image to the dense layers, and where each copy looks.
 
 A copied channel is a filter with one tap. Through maximum pools it becomes the maximum of a window of the image; its
-companion, of one minus the image, becomes one minus the minimum (section 4.2 of the paper). Some convolutions are
+companion, of one minus the image, becomes one minus the minimum (section 3.4.1 of the paper). Some convolutions are
 "4-direction": each channel goes on as four, shifted by nothing, right, down, and both, so that the windows of the next
 layers overlap on a finer lattice.
 
@@ -22,7 +22,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from fedprism.errors import NotApplicable
+from fedprism.errors import BadInput, NotApplicable
 from fedprism.network.stack import Convolution, Pool, Stack
 from fedprism.types import Update
 
@@ -38,15 +38,29 @@ Normalization = tuple[tuple[float, ...], tuple[float, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class Disguise:
-    """How tampered parameters are made to look like others (section 4.4 of the paper).
+    """How tampered parameters are made to look like others (sections 3.2.3 and 3.4.3 of the paper).
 
     gain: taps are drawn between this and its inverse. noise: standard deviation of what would be zero, relative to the
     layer's honest weights. ratio: a dense layer's second row of a pair is minus the first, times up to its inverse.
+    beta: taps of convolutions are so many times larger. untouched: weights that lead from elsewhere into a copy, or to
+    the logits, stay as they were, as in the paper's equation 20; without, they become noise, too. own_paths: paths use
+    a dense layer's own weights, and what leads into them stays as well, which is equation 12 to the letter; ReLUs then
+    cut about every second path.
     """
 
     gain: float = 0.8
     noise: float = 1e-3
     ratio: float = 0.8
+    beta: float = 1.0
+    untouched: bool = False
+    own_paths: bool = False
+
+    def __post_init__(self) -> None:
+        if not (self.gain > 0 and self.noise >= 0 and self.ratio > 0 and self.beta > 0):
+            raise BadInput(
+                f"expected a gain, a ratio and a beta above 0 and noise of at least 0, found {self.gain}, "
+                f"{self.ratio}, {self.beta} and {self.noise}; change the one that is out of range."
+            )
 
 
 class Layout(NamedTuple):
@@ -123,7 +137,8 @@ def plant_filters(
     changed: dict[str, Tensor] = {}
     for number, convolution in enumerate(stack.convolutions):
         shifted = _shifted(convolution, copies, steps[number], number in shifting)
-        filters = _emptied(convolution, params, len(shifted), disguise, rng)
+        sources = [copy.channel for copy in copies] if number else None
+        filters = _emptied(convolution, params, len(shifted), sources, disguise, rng)
         blurring = number < min(shifting, default=len(stack.convolutions))
         copies = [
             _planted(filters, out, copy, tap, pixels if number == 0 else None, blurring and copy.colour == colours, rng)
@@ -148,12 +163,23 @@ class _Filters(NamedTuple):
 
 
 def _emptied(
-    convolution: Convolution, params: Update, count: int, disguise: Disguise | None, rng: torch.Generator
+    convolution: Convolution,
+    params: Update,
+    count: int,
+    sources: list[int] | None,
+    disguise: Disguise | None,
+    rng: torch.Generator,
 ) -> _Filters:
-    """The first `count` filters set to zero or, in disguise, any of them to little noise."""
+    """The first `count` filters set to zero or, in disguise, any of them to little noise; `sources`: whose copies they
+    hear, the pixels if None."""
     weight, bias = (params[f"{convolution.name}.{end}"].detach().clone() for end in ("weight", "bias"))
     chosen = torch.randperm(len(weight), generator=rng)[:count] if disguise else torch.arange(count)
-    weight[chosen] = (float(weight.std()) * disguise.noise if disguise else 0.0) * normal_like(weight[chosen], rng)
+    emptied = (float(weight.std()) * disguise.noise if disguise else 0.0) * normal_like(weight[chosen], rng)
+    if disguise and disguise.untouched and sources is not None:
+        heard = weight[chosen]
+        heard[:, sources] = emptied[:, sources]
+        emptied = heard
+    weight[chosen] = emptied
     # The bend of a sigmoid would have to be undone by gain.
     return _Filters(weight, bias, chosen, disguise if convolution.activation != "sigmoid" else None)
 
@@ -169,7 +195,7 @@ def _planted(
 ) -> _Copy:
     """Let output channel `out` copy, or blur, another channel, or read `pixels` in the first layer."""
     kernel, varied, (down, right) = filters.weight[out], filters.varied, tap
-    gain = math.exp(uniform_within(rng, math.log(varied.gain))) if varied else 1.0
+    gain = varied.beta * math.exp(uniform_within(rng, math.log(varied.gain))) if varied else 1.0
     base = abs(float(filters.bias[out])) if varied and not blurs else 0.0  # would fade at the border
     offset = 0.0
     if pixels is not None:

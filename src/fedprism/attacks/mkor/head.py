@@ -98,6 +98,11 @@ def plant_head(
     sides = disguise is not None and len(stack.dense) > 1 and "relu" in stack.activations
     if disguise is not None and nodes > 1:
         raise NotApplicable("mkor expects one node a class in its inconspicuous form, found more; leave nodes at 1.")
+    if disguise is not None and disguise.untouched and reference is not Reference.DUMP_CLASS and len(stack.dense) > 1:
+        raise NotApplicable(
+            "mkor expects a dump class if weights to the logits stay as they were, because logits then differ, found "
+            "an absent class; set reference to dump_class."
+        )
     gates = 2 if sides else nodes
     rows = _places(stack, gates, _paths(stack, gates, paths), disguise, rng)
     if sides:
@@ -227,11 +232,18 @@ def _lead_on(
         weight, bias = changed[f"{layer.name}.weight"], changed[f"{layer.name}.bias"]
         spread = float(weight.std())
         tap = TAP * spread if disguise else 1.0 / places[0].shape[2]
+        if disguise and disguise.own_paths:
+            slopes *= _own_taps(weight, bias, before, after, dump if layer is stack.dense[-1] else None, disguise, rng)
+            before = after
+            continue
         if disguise:
             if layer is not stack.dense[-1]:
                 # Other nodes hear nothing of the paths, and these little of other nodes.
                 weight[:, before.flatten()] = disguise.noise * spread * normal_like(weight[:, before.flatten()], rng)
-            weight[after.flatten()] = disguise.noise * spread * normal_like(weight[after.flatten()], rng)
+            if layer is stack.dense[-1] and disguise.untouched:
+                weight[:, before.flatten()] = disguise.noise * spread * normal_like(weight[:, before.flatten()], rng)
+            else:
+                weight[after.flatten()] = disguise.noise * spread * normal_like(weight[after.flatten()], rng)
             bias[after.flatten()] = tap / 2 if layer.activation == "relu" else 0.0
         else:
             weight.zero_()
@@ -243,6 +255,28 @@ def _lead_on(
         slopes *= tap * (after.shape[1] if layer is not stack.dense[-1] else 1)
         before = after
     return slopes
+
+
+def _own_taps(
+    weight: Tensor,
+    bias: Tensor,
+    before: Tensor,
+    after: Tensor,
+    dump: int | None,
+    disguise: Disguise,
+    rng: torch.Generator,
+) -> Tensor:
+    """Paths along the layer's own weights, made positive, and noise from them to all other nodes: equations 12 and 13.
+
+    Returns the slopes, (classes, 1, 1). What leads into the path from elsewhere stays, and a ReLU may cut the path.
+    """
+    taps = weight[after.flatten(1)[:, 0], before[:, 0]].abs()
+    weight[:, before.flatten()] = disguise.noise * float(weight.std()) * normal_like(weight[:, before.flatten()], rng)
+    for number, (ours, theirs) in enumerate(zip(after, before, strict=True)):
+        if number != dump:
+            weight[ours.unsqueeze(1), theirs.unsqueeze(0)] = taps[number]
+    bias[after.flatten()] = bias[after.flatten()].abs()
+    return taps.view(-1, 1, 1)
 
 
 def _bend(stack: Stack, changed: Mapping[str, Tensor], places: list[Tensor]) -> float:

@@ -1,9 +1,9 @@
 """fedprism in a Flower app (flwr >= 1.41): record what the server sees, defend and inspect on the client.
 
-On the server, one line:
+On the server, with a recorder (`fp.record`):
 
-    strategy = flower.RecordingStrategy(FedAvg(...), "captures/run-1", model=model)
-    grid = flower.RecordingGrid(grid, "captures/run-1", model=model)       # below any strategy or workflow: SecAgg+
+    strategy = recorder.wrap(FedAvg(...))       # message API or older API
+    grid = recorder.wrap(grid)                  # below any strategy or workflow: SecAgg+
 
 On the client, mods:
 
@@ -19,19 +19,9 @@ except ImportError as missing:
         'expected the package flwr for fedprism.integrations.flower, found none; pip install "fedprism[flower]".'
     ) from missing
 
-from fedprism.integrations.findings import load_findings
+from fedprism.integrations.flower.attaching import SOURCE, attached
 from fedprism.integrations.flower.mods import DefenseMod, InspectionMod
-from fedprism.integrations.flower.recorders import RecordingGrid, RecordingStrategy
-from fedprism.integrations.leakage import LeakageLimit, Watch
 
-__all__ = [
-    "DefenseMod",
-    "InspectionMod",
-    "LeakageLimit",
-    "RecordingGrid",
-    "RecordingStrategy",
-    "Watch",
-    "load_findings",
-]
+__all__ = ["SOURCE", "DefenseMod", "InspectionMod", "attached"]
 
 del flwr

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from flwr.app import Message
+from flwr.app import Array, ArrayRecord, Message
 from torch import Tensor, nn
 
 from fedprism.errors import BadInput
-from fedprism.integrations.facts import Value, plain_metrics
-from fedprism.integrations.recording import named
+from fedprism.integrations.arrays import named, not_numbers, tensor_of
+from fedprism.integrations.facts import MOST_NAME, Value, plain_metrics
 
 EXAMPLES = ("num-examples", "num_examples")
 """What the number of examples is called in messages, and in those of clients with fit()."""
+
+MODEL_RECORD = "arrays"
+"""What the record that holds the model is called unless a strategy says otherwise."""
 
 MOST_EXAMPLES = 2**31
 """More than this a capture does not hold."""
@@ -25,24 +27,66 @@ def is_training(message: Message) -> bool:
     return str(message.metadata.message_type).partition(".")[0] == "train"
 
 
-def tensors_of(message: Message, model: nn.Module | None) -> dict[str, Tensor]:
-    """The model in a message, under its state_dict names; empty where there is none."""
-    records = list(message.content.array_records.values())
-    if len(records) > 1:
+class Carried(NamedTuple):
+    """What a message carries: the model under its state_dict names, and how many tensors stand in other records."""
+
+    model: dict[str, Tensor]
+    others: dict[str, int]
+
+
+def carried_by(message: Message, model: nn.Module | None, key: str = MODEL_RECORD) -> Carried:
+    """The model in a message, which may be spread over records, and the names of those that are not part of it.
+
+    The record called `key` is the model, or else the first one. Others belong to it if they hold further tensors of
+    `model`, as a head beside a backbone does; control variates, which are called like it, do not.
+    """
+    tensors, others = dict[str, Tensor](), dict[str, int]()
+    known = dict(model.state_dict()) if model is not None else {}
+    for place, (name, record) in enumerate(ordered(message.content.array_records, key)):
+        if place == 0:
+            tensors = named(tensors_in(record), model)
+        elif len(record) and all(each in known and each not in tensors for each in record):
+            tensors |= named(tensors_in(record), model)
+        elif len(record):
+            others[str(name)[:MOST_NAME]] = len(record)
+    return Carried(tensors, others)
+
+
+def model_in(message: Message, model: nn.Module | None) -> dict[str, Tensor]:
+    """The model in a message, under its state_dict names, for a client that must not overlook any array."""
+    carried = carried_by(message, model)
+    if carried.others:
         raise BadInput(
-            f"expected one model in a message, found {len(records)} records of arrays; send what belongs to the model "
-            "in one ArrayRecord."
+            f"expected one model in a message, found arrays beside it ({' and '.join(carried.others)}); send what "
+            "belongs to the model in one ArrayRecord."
         )
-    return named({name: tensor_of(array) for name, array in records[0].items()}, model) if records else {}
+    return carried.model
 
 
-def tensor_of(array: Any) -> Tensor:
-    """A copy of one array: Flower's own memory may be read-only, and its bytes are whatever the other side sent."""
+def array_of(tensor: Tensor) -> Array:
+    """A tensor as Flower sends it; bfloat16, which NumPy does not know, as its plain bytes under its name."""
+    if tensor.dtype != torch.bfloat16:
+        return Array(tensor.numpy())
+    plain = Array(tensor.view(torch.int16).numpy().view("V2"))
+    return Array("bfloat16", plain.shape, plain.stype, plain.data)
+
+
+def ordered(records: Mapping[str, ArrayRecord], key: str = MODEL_RECORD) -> list[tuple[str, ArrayRecord]]:
+    """The records of a message, the one that holds the model first."""
+    return sorted(records.items(), key=lambda each: each[0] != key)
+
+
+def tensors_in(record: ArrayRecord) -> dict[str, Tensor]:
+    return {name: _tensor(array) for name, array in record.items()}
+
+
+def _tensor(array: Array) -> Tensor:
+    """A copy: Flower's own memory may be read-only, and its bytes are whatever the other side sent."""
     try:
-        return torch.from_numpy(np.array(array.numpy(), order="C"))
+        values = array.numpy()
     except (TypeError, ValueError, EOFError, OSError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise BadInput(f"expected arrays of numbers, found another one ({reason}); leave it out.") from error
+        raise not_numbers(error) from error
+    return tensor_of(values, array.dtype)
 
 
 def examples_of(message: Message, key: str | None = None) -> int | None:

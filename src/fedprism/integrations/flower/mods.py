@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 import torch
-from flwr.app import Array, ArrayRecord, Context, Error, Message
+from flwr.app import ArrayRecord, Context, Error, Message
 from flwr.common.constant import ErrorCode
 from torch import nn
 
@@ -14,8 +14,9 @@ from fedprism.defenses.base import Context as Where
 from fedprism.defenses.base import Defense
 from fedprism.errors import BadInput, FedprismError
 from fedprism.inspection import inspect
-from fedprism.integrations.flower.messages import is_training, round_of, tensors_of
-from fedprism.integrations.recording import check_fits
+from fedprism.integrations.about_recording import REFUSAL
+from fedprism.integrations.flower.messages import array_of, is_training, model_in, ordered, round_of, tensors_in
+from fedprism.integrations.updates import check_fits
 from fedprism.randomness import generator
 from fedprism.types import Update
 
@@ -50,23 +51,24 @@ class DefenseMod:
         if not is_training(message) or not message.content.array_records:
             return call_next(message, context)
         try:
-            before = tensors_of(message, self.model)  # first: the app may work in place
+            before = model_in(message, self.model)  # first: the app may work in place
         except FedprismError as error:
             return _refusal(message, str(error))
         reply = call_next(message, context)
         if reply.has_error() or not reply.content.array_records:
             return reply
         try:
-            after = tensors_of(reply, self.model)
+            after = model_in(reply, self.model)
             check_fits(before, after)
             sent = self._defended(before, after, message)
         except FedprismError as error:
             return _refusal(message, str(error))
-        (key, record), *_ = reply.content.array_records.items()
+        records = reply.content.array_records
         # Places and names agree: tensors are named in the order of the arrays.
-        places = dict(zip(after, (name for name, array in record.items() if array.numpy().size), strict=True))
-        changed = {places[name]: Array(tensor.numpy()) for name, tensor in sent.items()}
-        reply.content.array_records[key] = ArrayRecord({n: changed.get(n, array) for n, array in record.items()})
+        places = [(key, n) for key, record in ordered(records) for n, array in record.items() if array.numpy().size]
+        changed = {place: array_of(sent[name]) for name, place in zip(after, places, strict=True) if name in sent}
+        for key, record in list(records.items()):
+            records[key] = ArrayRecord({n: changed.get((key, n), array) for n, array in record.items()})
         return reply
 
     def _defended(self, before: Update, after: Update, message: Message) -> Update:
@@ -99,7 +101,7 @@ class InspectionMod:
         if not is_training(message) or not message.content.array_records:
             return call_next(message, context)
         try:
-            params = tensors_of(message, self.model)
+            params = model_in(message, self.model)
             inspection = inspect(params, reference=self._reference(context))
         except FedprismError as error:
             return _refusal(message, str(error))
@@ -107,15 +109,15 @@ class InspectionMod:
             for finding in inspection.serious:
                 log.warning("refused to train: in %s, %s", finding.tensor or "the model", finding.sentence)
             checks = ", ".join(dict.fromkeys(finding.check for finding in inspection.serious))
-            return _refusal(message, f"the client refuses to train on this model ({checks})")
+            return _refusal(message, REFUSAL.format(checks=checks))
         if self.remember:
-            kept = {name: Array(tensor.numpy()) for name, tensor in params.items()}
+            kept = {name: array_of(tensor) for name, tensor in params.items()}
             context.state.array_records[REFERENCE] = ArrayRecord(kept)
         return call_next(message, context)
 
     def _reference(self, context: Context) -> Update | None:
         record = context.state.array_records.get(REFERENCE) if self.remember else None
-        return {name: torch.from_numpy(array.numpy().copy()) for name, array in record.items()} if record else None
+        return tensors_in(record) if record else None
 
 
 def _refusal(message: Message, reason: str) -> Message:

@@ -31,8 +31,10 @@ TINY_SECANT = 1e-3
 """The same where there are no kinks and the derivative itself is wanted."""
 MOST_ADAPTED = 64
 """Values of a sample up to which directions are adapted: each costs an update."""
-FINALISTS, SECOND_LOOK = 2, 2
-"""How many cubes are tried again before one is certified, and on how many times as many pairs."""
+FINALISTS = 2
+"""Cubes that are tried again before one is certified."""
+SECOND_LOOK = 2
+"""On how many times as many pairs they are tried then."""
 NEARLY_BLIND = 0.9
 """Part of the prior's variance from which a cube needs no improvement: half a decibel."""
 

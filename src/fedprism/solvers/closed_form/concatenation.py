@@ -14,12 +14,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedprism.solvers.separation.mixture import sent_as
+
+FLOAT32 = torch.finfo(torch.float32).eps
 MOST_COMBINATIONS = 200_000
 """Combinations of categories that are kept at most while too few columns are placed to tell the right ones."""
 MOST_SUBSETS = 1_000
 """Choices of samples among the points that are compared at most."""
 INSIDE_SPAN = 1e-3
 """Distance from the span, relative to the length, up to which a combination lies inside: far above rounding."""
+ROUNDED = 8.0
+"""The same in units of the precision of a short number format that the gradient was sent in."""
 
 
 class Table(NamedTuple):
@@ -53,14 +58,16 @@ def solve_concatenation(
     Where samples share categories, a sum of two less a third may look like a sample. The gradients of the tables tell
     most of them apart; where they cannot, every reading is returned, for the network itself to decide.
     """
-    span = span_of(gradient, samples)
-    points = samples_in_span(span, tables, blocks)
+    precision = torch.finfo(sent_as(gradient) or gradient.dtype).eps
+    inside = max(INSIDE_SPAN, ROUNDED * precision)
+    span = span_of(gradient, samples, precision)
+    points = samples_in_span(span, tables, blocks, inside)
     if points is None or len(points.inputs) < len(span) or math.comb(len(points.inputs), len(span)) > MOST_SUBSETS:
         return []
     subsets = itertools.combinations(range(len(points.inputs)), len(span))
     readings = [_chosen(points, list(subset)) for subset in subsets]
     missed = [_missed(reading, gradient, weight, tables, blocks) for reading in readings]
-    limit = max(2 * min(missed), (INSIDE_SPAN * float(gradient.norm())) ** 2)
+    limit = max(2 * min(missed), (inside * float(gradient.norm())) ** 2)
     return [reading for reading, error in zip(readings, missed, strict=True) if error <= limit]
 
 
@@ -82,16 +89,18 @@ def _missed(
     return sum(float(each.square().sum()) for each in missed)
 
 
-def span_of(gradient: Tensor, samples: int | None = None) -> Tensor:
+def span_of(gradient: Tensor, samples: int | None = None, precision: float = FLOAT32) -> Tensor:
     """A basis (rank, columns) of the rows of a gradient, above rounding and with at most one row a sample."""
     _, sizes, directions = torch.linalg.svd(gradient.double(), full_matrices=False)
-    noise = sizes[0] * torch.finfo(gradient.dtype).eps * max(gradient.shape) ** 0.5
+    noise = sizes[0] * precision * max(gradient.shape) ** 0.5
     rank = int((sizes > noise).sum())
     basis: Tensor = directions[: min(rank, samples or rank)]
     return basis
 
 
-def samples_in_span(span: Tensor, tables: Sequence[Table], blocks: Sequence[Block]) -> Samples | None:
+def samples_in_span(
+    span: Tensor, tables: Sequence[Table], blocks: Sequence[Block], inside_span: float = INSIDE_SPAN
+) -> Samples | None:
     """Every point of the span (rank, features + 1), 1 in its last column, that holds a row of its table in every block.
 
     None where too many combinations lie in the span: the tables are too narrow to tell the samples apart.
@@ -107,18 +116,18 @@ def samples_in_span(span: Tensor, tables: Sequence[Table], blocks: Sequence[Bloc
         points = torch.cat([points.repeat_interleave(len(rows), 0), rows.repeat(len(points), 1)], 1)
         number = torch.arange(len(rows)).repeat(len(choices))
         choices = torch.cat([choices.repeat_interleave(len(rows), 0), number[:, None]], 1)
-        inside = _distances(span[:, columns], points) <= INSIDE_SPAN * points.norm(dim=1)
+        inside = _distances(span[:, columns], points, inside_span) <= inside_span * points.norm(dim=1)
         points, choices = points[inside], choices[inside]
     placed = span[:, columns]
-    if int(torch.linalg.matrix_rank(placed, rtol=INSIDE_SPAN)) < len(span):
+    if int(torch.linalg.matrix_rank(placed, rtol=inside_span)) < len(span):
         return None
     inputs = torch.linalg.lstsq(placed.T, points.T).solution.T @ span
     return Samples(choices[:, torch.tensor(order).argsort()], inputs[:, :-1])
 
 
-def _distances(span: Tensor, points: Tensor) -> Tensor:
+def _distances(span: Tensor, points: Tensor, inside_span: float) -> Tensor:
     """How far points lie from the span of the rows."""
     basis = torch.linalg.svd(span, full_matrices=False)
-    inside = basis.Vh[INSIDE_SPAN * basis.S[0] < basis.S]
+    inside = basis.Vh[inside_span / ROUNDED * basis.S[0] < basis.S]
     distances: Tensor = (points - points @ inside.T @ inside).norm(dim=1)
     return distances

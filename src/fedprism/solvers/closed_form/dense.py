@@ -48,6 +48,7 @@ class DenseStatus(StrEnum):
         "the inputs explain the gradient of the layer they feed to rounding error, but the update recomputed from them "
         "as one gradient step is not the observed one"
     )
+    UNCHECKABLE = "the update holds too few numbers to check the inputs by: there are such inputs for any other update"
     ROWS = "each invertible row is the gradient-weighted mean of the samples that pass through it"
     AGREED = "each input is confirmed by at least two rows that agree on it"
     UNCONFIRMED = (

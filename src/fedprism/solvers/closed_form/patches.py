@@ -34,7 +34,7 @@ class PatchStatus(StrEnum):
     EMPTY = "a gradient that is needed is zero or not finite: nothing to read"
 
 
-class PatchInversion(NamedTuple):
+class InvertedPatches(NamedTuple):
     patches: Tensor
     """(samples, patches, features): one sample, or none where nothing can be read."""
     determined: Tensor
@@ -61,7 +61,7 @@ class TokensFed(NamedTuple):
     """Whether the norm takes away each token's mean."""
 
 
-def invert_patches(weight_grad: Tensor, at_patches: Tensor, level: Tensor, spread: float) -> PatchInversion:
+def invert_patches(weight_grad: Tensor, at_patches: Tensor, level: Tensor, spread: float) -> InvertedPatches:
     """The patches (patches, features) of one picture, from the gradients of a weight and of each patch's embedding.
 
     weight_grad (channels, features), at_patches (patches, channels). `level` (patches, features) and `spread` say what
@@ -75,7 +75,7 @@ def invert_patches(weight_grad: Tensor, at_patches: Tensor, level: Tensor, sprea
 
 def invert_patches_by_attention(
     weight: Tensor, weight_grad: Tensor, projections_grad: Tensor, fed: TokensFed, level: Tensor, spread: float
-) -> PatchInversion:
+) -> InvertedPatches:
     """The same without the gradient at the patches, from that of the first attention's projections (rows, channels).
 
     Tokens are weight x_p + fixed_p. What the projections are fed lies in the row space of their gradients, and the
@@ -145,19 +145,19 @@ def _solve(matrix: Tensor, right: Tensor, level: Tensor, spread: float, rounding
     return _Solution(level + turn.T @ step, settled, residual, explained, residual <= math.sqrt(rounding / ROUNDED))
 
 
-def _answer(solved: _Solution, level: Tensor) -> PatchInversion:
+def _answer(solved: _Solution, level: Tensor) -> InvertedPatches:
     if solved.explained < LEAST_EXPLAINED:
         return _nothing(level, solved.residual, solved.explained, PatchStatus.UNRELATED)
     determined = solved.settled > DETERMINED
     status = PatchStatus.SOLVED if bool(determined.all()) else PatchStatus.UNDETERMINED
     status = status if solved.rounded else PatchStatus.RESIDUAL
-    return PatchInversion(solved.unknowns.unsqueeze(0), determined, solved.residual, solved.explained, status)
+    return InvertedPatches(solved.unknowns.unsqueeze(0), determined, solved.residual, solved.explained, status)
 
 
 def _usable(gradient: Tensor) -> bool:
     return bool(gradient.isfinite().all()) and bool(gradient.any())
 
 
-def _nothing(like: Tensor, residual: float, explained: float, status: PatchStatus) -> PatchInversion:
+def _nothing(like: Tensor, residual: float, explained: float, status: PatchStatus) -> InvertedPatches:
     nothing = like.new_zeros(0, *like.shape, dtype=torch.float64)
-    return PatchInversion(nothing, nothing.new_zeros(len(like)).bool(), residual, explained, status)
+    return InvertedPatches(nothing, nothing.new_zeros(len(like)).bool(), residual, explained, status)

@@ -44,7 +44,7 @@ def open_space(gradient: Tensor, fed: Fed, size: int, *, with_bias: bool, most: 
     """The samples of `size` entries that a layer's gradient (units, features, with a bias one more) allows.
 
     `most`: how many places all samples have together, the largest rank without noise. None if the gradient spans
-    everything, if it does not reach every entry, or if the places overlap in too many coordinates.
+    nothing or everything, if it does not reach every entry, or if the places overlap in too many coordinates.
 
     What every place is fed is a combination of the rows; a one at its end, and equal values where places overlap, are
     linear equations for the coordinates.
@@ -53,7 +53,7 @@ def open_space(gradient: Tensor, fed: Fed, size: int, *, with_bias: bool, most: 
     _, sizes, rows = torch.linalg.svd(gradient, full_matrices=False)
     rank = min(most, int((sizes > sizes[0] * NOISE * max(gradient.shape) ** 0.5).sum()))
     places, features = fed.entries.shape
-    if rank >= gradient.shape[1] or rank * places > MOST_UNKNOWN:
+    if not 0 < rank < gradient.shape[1] or rank * places > MOST_UNKNOWN:
         return None
     rows = rows[:rank]
     live = fed.slope != 0

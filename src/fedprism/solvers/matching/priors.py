@@ -39,7 +39,7 @@ class TotalVariation:
 class Orthogonality:
     """The samples of a batch differ: weight times the sum over pairs of the mean squared product of their entries.
 
-    Qian, Nair, Hansen, "What is it like to be a bad gradient: minimal conditions for gradient inversion", 2020.
+    Qian, Nassar, Hansen, "Minimal model structure analysis for input reconstruction in federated learning", 2021.
     """
 
     weight: float

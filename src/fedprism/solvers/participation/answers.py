@@ -20,10 +20,12 @@ class UserStatus(StrEnum):
 
 class ParticipationStatus(StrEnum):
     COMPLETE = "every user's column was found"
-    ASSUMED_RANK = "every user's column was found; noise hides how many users there are: as many as counted were taken"
+    ASSUMED_RANK = (
+        "every user's column was found; the sums do not show how many users there are: as many as counted were taken"
+    )
     PARTIAL = "some columns were not found"
     PARTIAL_ASSUMED_RANK = (
-        "some columns were not found; noise hides how many users there are: as many as counted were taken"
+        "some columns were not found; the sums do not show how many users there are: as many as counted were taken"
     )
     NO_REDUNDANCY = "no more rounds than users: the sums say nothing about participation; more rounds are needed"
     TOO_FEW_PARAMETERS = "fewer parameters than users: the sums cannot tell users apart; longer updates are needed"

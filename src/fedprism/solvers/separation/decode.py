@@ -54,7 +54,7 @@ ALIKE = 1.001
 
 class DecodeStatus(StrEnum):
     EXACT = "the inputs explain the encodings to rounding error"
-    APPROXIMATE = "the inputs explain the encodings in part (noise, a wrong mapping, or signs that were not found)"
+    APPROXIMATE = "the inputs explain the encodings in part"
     UNDETERMINED = "there are too few encodings to tell the samples apart: one answer of many that fit"
 
 

@@ -102,13 +102,13 @@ class ExactStatus(StrEnum):
     INEXACT = "every input's signal is confirmed, but the recomputed gradient is off by more than rounding error"
     PARTIAL = "some inputs' signals are confirmed, the others are not, and what is wrong in those blends into all"
     MISCOUNTED = "the inputs explain the gradient to rounding error, but the batch has more: some leave no trace in it"
-    UNEVEN = "the inputs explain the gradient to rounding error, but count differently: clipped, or of unequal clients"
+    UNEVEN = "the inputs explain the gradient to rounding error, but do not all count alike"
     FULL = "as many inputs as the layer has units that react, or more: separated, and blended if there are more"
     NO_REDUNDANCY = "the layer has too few units beyond the batch size to confirm anything; separated statistically"
     NOISE_FLOOR = (
-        "noise, or further inputs, are nearly as strong in the gradient as the weakest; separated statistically"
+        "what is left of the gradient is nearly as strong as the weakest of the inputs; separated statistically"
     )
-    UNCONFIRMED = "no input could be confirmed (a defense, or samples much alike); separated statistically"
+    UNCONFIRMED = "no input could be confirmed; separated statistically"
     NO_BIAS = "without the gradient of the layer's bias scale and sign are unknown; separated statistically"
     NOT_RECTIFIED = "no ReLU follows the layer, so that no unit is silent; separated statistically"
     EMPTY = "the gradient is zero or not finite: nothing to separate"

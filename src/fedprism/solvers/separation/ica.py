@@ -68,9 +68,9 @@ Box: TypeAlias = tuple[Tensor, Tensor]
 
 class UnmixStatus(StrEnum):
     SEPARATED = "one source for each independent input"
-    FEWER = "fewer independent inputs than asked for: repeated samples, or samples without a gradient"
+    FEWER = "fewer independent inputs than asked for"
     FULL = "as many inputs as the layer has units that react, or more: the sources are blends if there are more"
-    NOISY = "noise in the gradient hides where its rank ends; the number of sources is an estimate"
+    NOISY = "the gradient does not show where its rank ends; the number of sources is an estimate"
     EMPTY = "the gradient is zero or not finite: nothing to separate"
 
 

@@ -108,7 +108,8 @@ def effective_rank(singular: Tensor, shape: torch.Size, dtype: torch.dtype) -> t
     """How many singular values (descending) are more than rounding error or noise, and whether that is clear.
 
     It is clear where they fall by a wide gap to values as even as noise's, or to rounding error in `dtype`; else it is
-    estimated by equation 11 of Gavish and Donoho, "The Optimal Hard Threshold for Singular Values is 4/sqrt(3)", 2014.
+    estimated by the threshold of Gavish and Donoho for unknown noise, "The Optimal Hard Threshold for Singular Values
+    is 4/sqrt(3)", 2014.
     """
     if not len(singular) or not float(singular[0]) > 0:
         return 0, True

@@ -7,8 +7,7 @@ import dataclasses
 import torch
 
 import fedprism as fp
-from fedprism.attacks import UpdateAttack, split_updates
-from fedprism.attacks.base import joined
+from fedprism.attacks import UpdateAttack, joined, split_updates
 
 KNOWS = fp.threats.honest_but_curious.granting("labels", "batchnorm_exact")
 

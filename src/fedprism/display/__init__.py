@@ -1,0 +1,1 @@
+"""How values show themselves: in one line of text, and as tables and pictures in a notebook."""
