@@ -22,6 +22,8 @@ CLEARLY = 30.0
 falls by half of that, enough for thousands of possible exchanges."""
 AT_ONCE = 1 << 24
 """Pairs of rounds that are looked at together: 128 MiB."""
+LONG_TILE = 256
+"""Rounds of a tile up to which all pairs are compared, and rounds that are paired in longer ones."""
 MOST_EXCHANGES = 100
 """Exchanges after which a column is as polished as it gets."""
 WORTHWHILE = 1e-9
@@ -41,15 +43,18 @@ class Evidence:
 
     def __init__(self, space: SignalSpace) -> None:
         self.space = space
-        equations = space.sensing.shape[1]
+        equations = space.equations
         self._quantile = SLACK * (equations + TAIL * math.sqrt(2 * equations))
-        self._rounding = ROUNDING * math.sqrt(len(space.sensing))
-        self._gram = space.sensing @ space.sensing.T
+        self._rounding = ROUNDING * math.sqrt(len(space.signal))
+        # The Gram matrix of the equations, which would grow with the square of the rounds, is diag(weights²) - A Aᵀ.
+        self._inside = space.weights[:, None] * space.signal
+        self._squares = space.weights.square()
         self._spread = float(torch.linalg.matrix_norm(space.spread, 2)) if space.spread.numel() else 0.0
 
     def residual(self, columns: Tensor) -> Tensor:
         """(users,): length of what the columns have outside the space of the sums."""
-        return (columns.double() @ self.space.sensing).square().sum(1).sqrt()
+        lengths: Tensor = self.space.outside(columns).norm(dim=1)
+        return lengths
 
     def allowed(self, columns: Tensor) -> Tensor:
         """(users,): largest residual of right columns; its square is a sum of squares of normal variables."""
@@ -75,9 +80,19 @@ class Evidence:
     def _variance(self, columns: Tensor) -> Tensor:
         return (columns.double() @ self.space.spread).square().sum(1)
 
+    def flip_changes(self, columns: Tensor) -> Tensor:
+        """(users, rounds): by how much the squared residual changes if this one round is flipped."""
+        itself = self._squares - self._inside.square().sum(1)
+        return itself + (2 - 4 * columns.double()) * self._pull(columns)
+
+    def _pull(self, columns: Tensor) -> Tensor:
+        """(users, rounds): the columns times the Gram matrix of the equations."""
+        values = columns.double()
+        return self._squares * values - (values @ self._inside) @ self._inside.T
+
     def best_exchange(self, columns: Tensor, known: Analytics) -> Exchange:
         tiles, length = known.tiles.shape
-        size = max(1, AT_ONCE // (tiles * length**2))
+        size = max(1, AT_ONCE // (tiles * min(length, LONG_TILE) ** 2))
         exchanges = [
             self._best_exchange(columns[rows], known.of(rows))
             for rows in torch.split(torch.arange(len(columns), device=columns.device), size)
@@ -85,29 +100,50 @@ class Evidence:
         return Exchange(torch.cat([e.change for e in exchanges]), torch.cat([e.columns for e in exchanges]))
 
     def _best_exchange(self, columns: Tensor, known: Analytics) -> Exchange:
-        users, rounds = columns.shape
-        pull = columns.double() @ self._gram
-        itself = self._gram.diagonal()
+        users = len(columns)
+        change = self.flip_changes(columns)
         free = known.fixed < 0
-        leaving = torch.where(columns & free, itself - 2 * pull, torch.inf)
-        joining = torch.where(~columns & free, itself + 2 * pull, torch.inf)
-        padded = torch.nn.functional.pad(self._gram, (0, 1, 0, 1))
-        overlap = padded[known.tiles[:, :, None], known.tiles[:, None, :]]
-        change = known.tiled(leaving, torch.inf)[..., :, None] + known.tiled(joining, torch.inf)[..., None, :]
-        change = (change - 2 * overlap).flatten(1)
-        best, place = change.min(1)
-        length = known.tiles.shape[1]
-        tile, pair = place // length**2, place % length**2
+        leaving = torch.where(columns & free, change, torch.inf)
+        joining = torch.where(~columns & free, change, torch.inf)
+        out, into, best = self._best_pair(leaving, joining, known)
         swapped = columns.clone()
         who = torch.arange(users, device=columns.device)
         possible = torch.isfinite(best)
-        out = known.tiles[tile, pair // length].clamp(max=rounds - 1)
-        into = known.tiles[tile, pair % length].clamp(max=rounds - 1)
         swapped[who[possible], out[possible]] = False
         swapped[who[possible], into[possible]] = True
         if known.exact:
             return Exchange(best, swapped)
         return self._or_flip(Exchange(best, swapped), columns, known, leaving, joining)
+
+    def _best_pair(self, leaving: Tensor, joining: Tensor, known: Analytics) -> tuple[Tensor, Tensor, Tensor]:
+        """(users,): which round to leave, which to join in the same tile, and what that changes.
+
+        Of long tiles only the rounds are paired that are best on their own: what a pair has in common is small.
+        """
+        rounds = leaving.shape[1]
+        leaves, joins = known.tiled(leaving, torch.inf), known.tiled(joining, torch.inf)
+        inside = torch.nn.functional.pad(self._inside, (0, 0, 0, 1))
+        tiles = known.tiles.expand(len(leaving), -1, -1)
+        if known.tiles.shape[1] <= LONG_TILE:
+            rows = inside[known.tiles]
+            overlap = -rows @ rows.mT  # (tiles, length, length)
+        else:
+            leaves, first = leaves.topk(LONG_TILE, dim=-1, largest=False)
+            joins, second = joins.topk(LONG_TILE, dim=-1, largest=False)
+            out, into = tiles.gather(-1, first), tiles.gather(-1, second)
+            overlap = -inside[out] @ inside[into].mT
+        change = (leaves[..., :, None] + joins[..., None, :] - 2 * overlap).flatten(1)
+        best, place = change.min(1)
+        length = leaves.shape[-1]
+        tile, pair = place // length**2, place % length**2
+        who = torch.arange(len(leaving), device=leaving.device)
+        if known.tiles.shape[1] <= LONG_TILE:
+            out = into = tiles
+        chosen = (
+            out[who, tile, pair // length].clamp(max=rounds - 1),
+            into[who, tile, pair % length].clamp(max=rounds - 1),
+        )
+        return *chosen, best
 
     def _or_flip(
         self, exchange: Exchange, columns: Tensor, known: Analytics, leaving: Tensor, joining: Tensor

@@ -33,6 +33,8 @@ HOP_ITERATIONS = 30
 """Iterations of the difference map between two shakes."""
 HOP_SPREAD = 0.4
 """Standard deviation of a shake, where entries are 0 and 1."""
+MOST_SILENT = 1024
+"""Silent rounds that a column may be in all the same, if its counts say so; in others it is not looked for."""
 REDUNDANT = 1e-6
 """Singular value, relative to the largest, up to which an equation repeats others."""
 
@@ -44,8 +46,9 @@ def message_passing(evidence: Evidence, known: Analytics) -> Tensor:
     lies in the space, so that only the part of the estimate that is not along the column is sensed: `along` keeps
     track of the rest. And the fraction of ones is known from the counts.
     """
-    basis = torch.linalg.qr(evidence.space.sensing)[0].float()
-    rounds, equations = basis.shape
+    space = evidence.space
+    basis, live = space.basis.float(), (~space.silent).float()
+    rounds, equations = len(basis), space.equations
     columns = torch.zeros(len(known.fixed), rounds, dtype=torch.bool, device=basis.device)
     waiting = torch.arange(len(columns), device=basis.device)
     estimate = _expected_entries(known)
@@ -53,7 +56,7 @@ def message_passing(evidence: Evidence, known: Analytics) -> Tensor:
     along = estimate.square().mean(1, keepdim=True)
     for iteration in range(PASSING_ITERATIONS):
         scale = (along / rate).clamp(min=1e-6)
-        outside = (estimate @ basis) @ basis.T
+        outside = live * estimate - (estimate @ basis) @ basis.T
         reading = (estimate - rounds / equations * outside) / scale
         energy = outside.square().sum(1, keepdim=True) / equations
         variance = (energy * (rounds - equations) / equations / scale.square()).clamp(min=1e-8)
@@ -82,13 +85,14 @@ def difference_map(
     After Elser, "The complexity of bit retrieval", 2018. It wanders, and stops only where both meet. Under noise they
     do not quite: then it is the best column on the way that counts.
     """
-    equations, values = _linear(evidence.space, known)
+    meeting = Meeting(evidence.space, known)
+    offset = meeting.offset
     point = start.float()
     columns = known.nearest_columns(point)
     lowest = evidence.residual(columns)
     waiting = torch.arange(len(columns), device=start.device)
     for iteration in range(iterations):
-        affine = point - (point @ equations - values) @ equations.T
+        affine = meeting.nearest(point, offset)
         rounded = known.nearest_columns(2 * affine - point)
         point = point + step * (rounded.float() - affine)
         if _is_due(iteration, MAP_CHECK, iterations):
@@ -98,7 +102,7 @@ def difference_map(
             wrong = ~evidence.accepts(rounded, known)
             if not bool(wrong.any()):
                 break
-            waiting, known, point, values = waiting[wrong], known.of(wrong), point[wrong], values[wrong]
+            waiting, known, point, offset = waiting[wrong], known.of(wrong), point[wrong], offset[wrong]
     return columns
 
 
@@ -129,16 +133,28 @@ def _expected_entries(known: Analytics) -> Tensor:
     return torch.where(known.fixed >= 0, known.fixed.double(), chances).float()
 
 
-def _linear(space: SignalSpace, known: Analytics) -> tuple[Tensor, Tensor]:
-    """Orthonormal equations (rounds, equations) and what they give for each user: of the sums, and of exact counts."""
-    certain = (known.tile_least == known.tile_most).all(0)
-    tiles = torch.zeros(int(certain.sum()), known.rounds + 1, dtype=space.sensing.dtype, device=space.sensing.device)
-    tiles.scatter_(1, known.tiles[certain], 1.0)
-    stacked = torch.cat([space.sensing, tiles[:, :-1].T], 1)
-    wanted = torch.cat(
-        [tiles.new_zeros(len(known.fixed), space.sensing.shape[1]), known.tile_least[:, certain].double()], 1
-    )
-    # Counts and sums may say the same thing twice: directions of no weight are left out.
-    left, weights, right = torch.linalg.svd(stacked, full_matrices=False)
-    kept = weights > REDUNDANT * weights[0]
-    return left[:, kept].float(), (wanted @ right[kept].T / weights[kept]).float()
+class Meeting:
+    """Where the space of the sums meets the exact counts: per user an affine space, parallel to all others."""
+
+    def __init__(self, space: SignalSpace, known: Analytics) -> None:
+        basis = space.basis
+        silent = space.silent.nonzero()[:, 0][:MOST_SILENT]
+        units = basis.new_zeros(len(basis), len(silent))
+        units[silent, torch.arange(len(silent), device=silent.device)] = 1  # the sums say nothing of silent rounds
+        basis = torch.cat([basis, units], 1)
+        certain = (known.tile_least == known.tile_most).all(0)
+        tiles = torch.nn.functional.pad(basis, (0, 0, 0, 1))[known.tiles[certain]].sum(1)  # (tiles, rank)
+        wanted = known.tile_least[:, certain].double()
+        left, weights, right = torch.linalg.svd(tiles, full_matrices=False)
+        kept = weights > REDUNDANT * weights[:1]
+        # Counts and sums may say the same thing twice: directions of no weight are left out.
+        self._basis, self._directions = basis.float(), right[kept].T.float()
+        self.offset = (wanted @ left[:, kept] / weights[kept]).float()
+        """(users, directions): what the counts say of the part of the space that they see."""
+
+    def nearest(self, points: Tensor, offset: Tensor) -> Tensor:
+        """The nearest points (users, rounds) that lie in the space and keep the exact counts."""
+        inside = points @ self._basis
+        inside = inside - (inside @ self._directions - offset) @ self._directions.T
+        nearest: Tensor = inside @ self._basis.T
+        return nearest

@@ -79,7 +79,7 @@ def distance_of_others(space: SignalSpace, known: Analytics, columns: Tensor) ->
     The dual vector minimises a squared hinge loss, by accelerated gradient descent in single precision for all columns
     at once. What it proves is then computed in double precision, however good or bad the vector is.
     """
-    basis, factor = torch.linalg.qr(space.sensing)
+    basis, live = space.basis, (~space.silent).double()
     length = known.windows.sum(1).clamp(min=1)
     overlap = known.windows.sum(0).max().clamp(min=1)
     sums = known.windows / (length * overlap).sqrt()[:, None]  # both families of equations now have norm one
@@ -87,14 +87,18 @@ def distance_of_others(space: SignalSpace, known: Analytics, columns: Tensor) ->
     waiting = torch.arange(len(columns), device=columns.device)
     sign = 1 - 2 * columns.float()
     free, exact = (known.fixed < 0).float(), (known.least == known.most).float()
-    fast_basis, fast_sums = basis.float(), sums.float()
-    weights, counts = (sign * free) @ fast_basis, exact * ((sign * free) @ fast_sums.T)
+    fast_basis, fast_live, fast_sums = basis.float(), live.float(), sums.float()
+
+    def sensed(values: Tensor) -> Tensor:
+        return fast_live * values - (values @ fast_basis) @ fast_basis.T
+
+    weights, counts = sensed(sign * free), exact * ((sign * free) @ fast_sums.T)
     ahead_w, ahead_c, momentum = weights, counts, 1.0
     check = FIRST_CHECK
     for iteration in range(1, ITERATIONS + 1):
-        reach = sign * (ahead_w @ fast_basis.T + ahead_c @ fast_sums)
+        reach = sign * (ahead_w + ahead_c @ fast_sums)
         push = free * sign * (1 - reach).clamp(min=0)
-        next_w = ahead_w + STEP * push @ fast_basis
+        next_w = ahead_w + STEP * sensed(push)
         next_c = ahead_c + STEP * exact * (push @ fast_sums.T)
         following = (1 + (1 + 4 * momentum**2) ** 0.5) / 2
         pull = (momentum - 1) / following
@@ -102,7 +106,7 @@ def distance_of_others(space: SignalSpace, known: Analytics, columns: Tensor) ->
         weights, counts, momentum = next_w, next_c, following
         if iteration == check:
             check *= 2
-            proved = _proved(weights.double(), counts.double(), basis, factor, sums, sign, free)
+            proved = _proved(weights.double(), counts.double(), space, sums, sign, free)
             bound[waiting] = proved
             rest = proved <= 0
             if not bool(rest.any()):
@@ -112,13 +116,16 @@ def distance_of_others(space: SignalSpace, known: Analytics, columns: Tensor) ->
     return bound
 
 
-def _proved(
-    weights: Tensor, counts: Tensor, basis: Tensor, factor: Tensor, sums: Tensor, sign: Tensor, free: Tensor
-) -> Tensor:
-    """The bound that these dual vectors prove: smallest |z|, if on the right side everywhere, over |y|."""
-    dual = sign * (weights @ basis.T + counts @ sums)
+def _proved(weights: Tensor, counts: Tensor, space: SignalSpace, sums: Tensor, sign: Tensor, free: Tensor) -> Tensor:
+    """The bound that these dual vectors prove: smallest |z|, if on the right side everywhere, over |y|.
+
+    weights (users, rounds) become S y with the nearest y: the part that lies in the space counts for nothing.
+    """
+    live = ~space.silent
+    weights = live * weights - (weights @ space.basis) @ space.basis.T
+    dual = sign * (weights + counts @ sums)
     margin = torch.where(free > 0, dual, torch.inf).amin(1)
-    lengths = torch.linalg.solve_triangular(factor, weights.T, upper=True).norm(dim=0)  # z = Q w = S (R⁻¹ w)
+    lengths = (weights[:, live] / space.weights[live]).norm(dim=1)  # S = diag(weights) N with N orthonormal
     bound = torch.where(margin > 0, margin / lengths.clamp(min=1e-300), 0.0)
     return torch.where(torch.isfinite(margin), bound, torch.inf)
 

@@ -90,7 +90,7 @@ def recover_participation(
 
 def _hopeless(space: SignalSpace, users: int) -> ParticipationStatus | None:
     """Why the sums cannot tell anything, if so."""
-    if space.sensing.shape[1] < 1:
+    if space.equations < 1:
         return ParticipationStatus.NO_REDUNDANCY
     if space.rank >= space.parameters and space.rank < users:
         return ParticipationStatus.TOO_FEW_PARAMETERS

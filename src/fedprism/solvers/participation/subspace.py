@@ -6,16 +6,20 @@ orthogonal complement of that space.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedprism.solvers.participation.sums import Sums
+from fedprism.solvers.participation.sums import LONG, Sums
 from fedprism.solvers.separation.mixture import ROUNDING, effective_rank
 
 MARGIN = 64
 """Columns of the sketch beyond a quarter more than the expected rank."""
+UNKNOWN_WIDTH = 1280
+"""Columns of the sketch where nobody says how many users there may be: enough for a thousand."""
 QUIET = 1e-3
 """Squared residual that noise may leave in a column before all parameters are averaged over to reduce it; exchanging
 one round for another in a column changes it by about one."""
@@ -25,6 +29,10 @@ REWEIGHTINGS = 6
 """How often the rounds' noise is estimated anew, where cohorts are unknown."""
 REFINEMENTS = 2
 """How often the parameters' noise is estimated anew."""
+PASSES = 5
+"""Passes over the sums of a long history: the basis converges by the square of the gap in each."""
+PROBES = 16
+"""Random directions that the evenness of a long history's noise is estimated from, to about a tenth."""
 LEAST_ROUND_NOISE = 0.2
 """Lower bound on a round's noise, as a fraction of the median."""
 LEAST_NOISE = 0.05
@@ -37,15 +45,20 @@ TINY = 1e-300
 """Added to what may be zero before it is divided by."""
 
 
-class SignalSpace(NamedTuple):
-    """`sensing` (rounds, equations): sensing.T @ column is zero up to noise.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SignalSpace:
+    """A column p lies in the space if weights * p is a combination of `signal`, up to noise.
 
-    Noise alone makes every entry of sensing.T @ column a centred normal variable, of variance |spread.T @ column|².
+    What noise alone leaves of weights * p outside of the signal is normal and equal in all directions, with variance
+    |spread.T @ p|² in each. Nothing here grows with the square of the rounds, but for what asks for `sensing`.
     """
 
-    sensing: Tensor
+    signal: Tensor
+    """(rounds, rank) orthonormal: the space of the weighted sums; zero in silent rounds."""
+    weights: Tensor
+    """(rounds,): what rounds are multiplied with because of their noise; zero in silent rounds."""
     spread: Tensor
-    rank: int
+    """(rounds, rank)"""
     clear: bool
     """Whether the rank stood out from rounding error and noise."""
     noise: float
@@ -55,30 +68,60 @@ class SignalSpace(NamedTuple):
     parameters: int
 
     @property
+    def rank(self) -> int:
+        return self.signal.shape[1]
+
+    @property
+    def equations(self) -> int:
+        """How many independent equations every column satisfies."""
+        return len(self.signal) - int(self.silent.sum()) - self.rank
+
+    @property
     def quiet(self) -> bool:
         """Whether noise is far too small to make one column look like another."""
         energy = float(self.spread.square().sum() + self.spread.sum(0).square().sum()) / 4  # if in every other round
-        return self.sensing.shape[1] * energy < QUIET
+        return self.equations * energy < QUIET
+
+    def outside(self, columns: Tensor) -> Tensor:
+        """(users, rounds): what the weighted columns (users, rounds) have outside the signal."""
+        weighted = columns.double() * self.weights
+        return weighted - (weighted @ self.signal) @ self.signal.T
+
+    @cached_property
+    def basis(self) -> Tensor:
+        """(rounds, rank) orthonormal: the space in which unweighted columns lie, without the silent rounds."""
+        inverse = torch.where(self.silent, 0.0, 1 / self.weights.clamp(min=TINY))
+        basis: Tensor = torch.linalg.qr(inverse[:, None] * self.signal)[0]
+        return basis
+
+    @cached_property
+    def sensing(self) -> Tensor:
+        """(rounds, equations): sensing.T @ column is zero up to noise. For solvers of few rounds."""
+        live = ~self.silent
+        complement = torch.linalg.qr(self.signal[live], mode="complete")[0][:, self.rank :]
+        sensing = self.signal.new_zeros(len(live), complement.shape[1])
+        sensing[live] = self.weights[live, None] * complement
+        return sensing
 
 
 def signal_space(
     aggregates: Any,
     *,
-    expected_rank: int,
+    expected_rank: int | None,
     cohort_sizes: Tensor | None,
     device: torch.device,
     seed: int,
 ) -> SignalSpace:
     """The space of the sums (rounds, parameters). `expected_rank` counts where their singular values leave it open."""
-    width = expected_rank + expected_rank // 4 + MARGIN
+    width = UNKNOWN_WIDTH if expected_rank is None else expected_rank + expected_rank // 4 + MARGIN
     sums = Sums(aggregates, device, width=width, seed=seed)
     if cohort_sizes is not None:
         _check_empty_rounds(sums, cohort_sizes)
     live = sums.lengths > 0  # a round of nobody has no noise either, and would spoil its statistics
     space = _from_sketch(sums, live)
     if space is None or not space.quiet:
-        space = _from_gram(sums, live, expected_rank, cohort_sizes)
-    return space._replace(sensing=_padded(space.sensing, live), spread=_padded(space.spread, live))
+        space = _under_noise(sums, live, expected_rank, cohort_sizes)
+    return space
 
 
 def _check_empty_rounds(sums: Sums, sizes: Tensor) -> None:
@@ -114,11 +157,10 @@ def _from_sketch(sums: Sums, live: Tensor) -> SignalSpace | None:
     rank, clear = _rank(values, len(sketch), min(sketch.shape[1], sums.parameters), sums.dtype)
     if not clear or not 0 < rank < len(values):
         return None
-    signal = sketch @ right[:, :rank] / values[:rank]
-    complete = torch.linalg.qr(signal, mode="complete")[0]
-    rest = complete[:, rank:].T @ sketch
+    signal = torch.linalg.qr(sketch @ right[:, :rank] / values[:rank])[0]
+    left_out = float((sketch - signal @ (signal.T @ sketch)).square().sum())
     width = min(sketch.shape[1], sums.parameters)
-    return _space(signal, complete[:, rank:], energies[:rank], float(rest.square().sum()), width, None, sums, clear)
+    return _space(signal, energies[:rank], left_out, width, None, sums, live, clear)
 
 
 def _rank(values: Tensor, rounds: int, width: int, dtype: torch.dtype) -> tuple[int, bool]:
@@ -133,73 +175,131 @@ def _rank(values: Tensor, rounds: int, width: int, dtype: torch.dtype) -> tuple[
     return rank, clear and not alone
 
 
-def _from_gram(sums: Sums, live: Tensor, expected_rank: int, cohort_sizes: Tensor | None) -> SignalSpace:
+def _under_noise(sums: Sums, live: Tensor, expected_rank: int | None, cohort_sizes: Tensor | None) -> SignalSpace:
     """The space under noise: all parameters count, but noisy rounds and noisy parameters count less.
 
     A parameter's noise is what its sums have outside the space found so far.
     """
-    space = _weighted_rounds(sums.gram(), sums, live, expected_rank, cohort_sizes)
-    for _ in range(0 if sums.once or not space.sensing.shape[1] else REFINEMENTS):
-        noise = sums.filtered(_padded(space.sensing, live))
+    weighted = _weighted_long if len(live) > LONG else _weighted_rounds
+    space = weighted(sums, None, live, expected_rank, cohort_sizes)
+    for _ in range(0 if sums.once or space.equations < 1 else REFINEMENTS):
+        noise = sums.filtered(space.signal, space.weights)
         weights = (noise + LEAST_NOISE * noise.mean() + TINY).rsqrt()
-        gram = sums.gram(weights / weights.mean())
-        space = _weighted_rounds(gram, sums, live, expected_rank, cohort_sizes)
+        space = weighted(sums, weights / weights.mean(), live, expected_rank, cohort_sizes)
     return space
 
 
-def _weighted_rounds(
-    gram: Tensor, sums: Sums, live: Tensor, expected_rank: int, cohort_sizes: Tensor | None
-) -> SignalSpace:
-    """The space of the live rounds from their inner products.
+def _first_weights(live: Tensor, cohort_sizes: Tensor | None) -> tuple[Tensor, int]:
+    """The live rounds' weights to begin with, and how often to look for the space with better and better ones.
 
     Noise grows with the cohort. Where cohorts are unknown, every round's noise is read off what the signal leaves of
     it, again and again as the signal gets clearer.
     """
-    gram = gram[live][:, live]
+    count = int(live.sum())
+    if cohort_sizes is None:
+        return torch.ones(count, dtype=torch.float64, device=live.device), REWEIGHTINGS
+    return cohort_sizes.to(torch.float64)[live].clamp(min=1).rsqrt(), 1
+
+
+def _noise_weights(missed: Tensor, leverage: Tensor, weights: Tensor) -> Tensor:
+    """Better weights (rounds,) from the energy that the signal leaves of each weighted round."""
+    variance = missed / leverage.clamp(min=LEAST_LEVERAGE) / weights.square()
+    # A round taken for all signal would get ever more weight: none may be far quieter than the others.
+    weights = variance.clamp(min=LEAST_ROUND_NOISE * float(variance.median())).rsqrt()
+    return weights / weights.max()
+
+
+def _weighted_rounds(
+    sums: Sums, parameter_weights: Tensor | None, live: Tensor, expected_rank: int | None, cohort_sizes: Tensor | None
+) -> SignalSpace:
+    """The space of the live rounds from the inner products of all pairs."""
+    gram = sums.gram(parameter_weights)[live][:, live]
     rounds = len(gram)
-    weights = gram.new_ones(rounds)
-    if cohort_sizes is not None:
-        weights = cohort_sizes.to(weights)[live].clamp(min=1).rsqrt()
-    repeats = 1 if cohort_sizes is not None else REWEIGHTINGS
+    weights, repeats = _first_weights(live, cohort_sizes)
     for remaining in reversed(range(repeats)):
         whitened = weights[:, None] * gram * weights
         energies, basis = torch.linalg.eigh(whitened)
         energies, basis = energies.flip(0).clamp(min=0), basis.flip(1)
         values = energies[: sums.parameters].sqrt()  # beyond that they are zero, which is no gap
         rank, clear = _rank(values, rounds, sums.parameters, sums.dtype)
-        rank = rank if clear else min(expected_rank, rounds, sums.parameters)
+        rank = rank if clear else min(expected_rank or rank, rounds, sums.parameters)
         rest = basis[:, rank:]
         if remaining and float(energies[rank:].sum()) > NOTHING_LEFT * float(energies.sum()):
-            leverage = rest.square().sum(1).clamp(min=LEAST_LEVERAGE)
-            variance = (rest * (whitened @ rest)).sum(1) / leverage / weights.square()
-            # A round taken for all signal would get ever more weight: none may be far quieter than the others.
-            weights = variance.clamp(min=LEAST_ROUND_NOISE * float(variance.median())).rsqrt()
-            weights = weights / weights.max()
+            weights = _noise_weights((rest * (whitened @ rest)).sum(1), rest.square().sum(1), weights)
     left_out = float(energies[rank:].sum())
-    width = min(sums.parameters, rank + _effective_width(energies[rank:]))
-    return _space(basis[:, :rank], rest, energies[:rank], left_out, width, weights, sums, clear)
+    width = min(sums.parameters, rank + _effective_width(energies[rank:].sum(), energies[rank:].square().sum(), rest))
+    return _space(basis[:, :rank], energies[:rank], left_out, width, weights, sums, live, clear)
 
 
-def _effective_width(energies: Tensor) -> int:
-    """How many independent parameters would make noise as uneven as these energies of m equations say it is.
+def _weighted_long(
+    sums: Sums, parameter_weights: Tensor | None, live: Tensor, expected_rank: int | None, cohort_sizes: Tensor | None
+) -> SignalSpace:
+    """The same for so many rounds that their pairs would not fit: by iterating on a basis little wider than the rank.
+
+    Halko, Martinsson and Tropp, "Finding structure with randomness", 2011. Every pass over the sums also gives each
+    round's energy outside the signal found in the pass before.
+    """
+    rounds = int(live.sum())
+    sketch = sums.sketch[live]
+    lengths = sums.squares(parameter_weights)[live]
+    weights, _ = _first_weights(live, cohort_sizes)
+    for passes in reversed(range(PASSES)):
+        start = torch.linalg.qr(weights[:, None] * sketch)[0]
+        product = sums.doubled(_padded(weights[:, None] * start, live), parameter_weights)[live]
+        inner = start.T @ (weights[:, None] * product)  # the Gram matrix of the sums, as the basis sees it
+        energies, rotation = torch.linalg.eigh((inner + inner.T) / 2)
+        energies, rotation = energies.flip(0).clamp(min=0), rotation.flip(1)
+        values = energies.sqrt()
+        rank, clear = _rank(values, rounds, sums.parameters, sums.dtype)
+        rank = rank if clear else min(expected_rank or rank, rounds, sums.parameters, len(values) - 1)
+        signal = start @ rotation[:, :rank]
+        sketch = product  # one step nearer to the leading directions
+        if passes and cohort_sizes is None:
+            inside = (signal * (weights[:, None] * (product @ rotation[:, :rank]))).sum(1)
+            missed = (weights.square() * lengths - inside).clamp(min=0)
+            weights = _noise_weights(missed, 1 - signal.square().sum(1), weights)
+    total = float((weights.square() * lengths).sum())
+    left_out = max(0.0, total - float(energies[:rank].sum()))
+    square = _square_of_rest(sums, parameter_weights, signal, weights, live)
+    rest = signal.new_zeros(0, rounds - rank)
+    width = min(sums.parameters, rank + _effective_width(torch.tensor(left_out), torch.tensor(square), rest))
+    return _space(signal, energies[:rank], left_out, width, weights, sums, live, clear)
+
+
+def _square_of_rest(
+    sums: Sums, parameter_weights: Tensor | None, signal: Tensor, weights: Tensor, live: Tensor
+) -> float:
+    """The sum of squares of the singular values' squares outside the signal, estimated by a few random directions."""
+    probes = torch.randn(len(signal), PROBES, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    probes = probes.to(signal)
+    probes = probes - signal @ (signal.T @ probes)
+    image = weights[:, None] * sums.doubled(_padded(weights[:, None] * probes, live), parameter_weights)[live]
+    image = image - signal @ (signal.T @ image)
+    return float(image.square().sum()) / PROBES
+
+
+def _effective_width(total: Tensor, square: Tensor, rest: Tensor) -> int:
+    """How many independent parameters would make noise as uneven as the energies of m equations say it is.
+
+    total and square: sums of the energies and of their squares; rest (any, m).
 
     Noise of covariance C has E sum(e) = m tr C and E sum(e^2) = m tr(C)^2 + m (m + 1) tr(C^2); the effective width is
     tr(C)^2 / tr(C^2), all parameters for white noise, few where noise is correlated, as that of minibatches is.
     """
-    m = len(energies)
-    trace = float(energies.sum()) / max(1, m)
-    square = (float(energies.square().sum()) - m * trace**2) / max(1, m * (m + 1))
-    return max(1, round(trace**2 / square)) if square > 0 else 2**53
+    m = rest.shape[1]
+    trace = float(total) / max(1, m)
+    spare = (float(square) - m * trace**2) / max(1, m * (m + 1))
+    return max(1, round(trace**2 / spare)) if spare > 0 else 2**53
 
 
 def _space(
     signal: Tensor,
-    complement: Tensor,
     energies: Tensor,
     left_out: float,
     width: int,
     weights: Tensor | None,
     sums: Sums,
+    live: Tensor,
     clear: bool,
 ) -> SignalSpace:
     """The spread is that of principal components under white noise, to second order.
@@ -219,15 +319,15 @@ def _space(
     clean = (shifted + (shifted.square() - 4 * variance**2 * width * equations).clamp(min=0).sqrt()) / 2
     clean = clean.clamp(min=variance * (width * equations) ** 0.5 + TINY)
     spread = signal * (variance * (clean + variance * width)).sqrt() / clean
-    if weights is not None:
-        complement, spread = weights[:, None] * complement, weights[:, None] * spread
+    if weights is None:
+        weights = signal.new_ones(rounds)
     total = (float(energies.sum()) + left_out) / max(1, rounds) / width
     return SignalSpace(
-        sensing=complement,
-        spread=spread,
-        rank=rank,
+        signal=_padded(signal, live),
+        weights=_padded(weights[:, None], live)[:, 0],
+        spread=_padded(weights[:, None] * spread, live),
         clear=clear,
         noise=(variance / total) ** 0.5 if total > 0 else 0.0,
-        silent=sums.lengths <= 0,
+        silent=~live,
         parameters=sums.parameters,
     )

@@ -11,6 +11,8 @@ from torch import Tensor
 
 BLOCK = 1 << 24
 """Numbers that are held in double precision at a time: 128 MiB."""
+LONG = 4096
+"""Rounds from which on no matrix of all pairs of rounds is made: 128 MiB, and about a minute for its spectrum."""
 SILENCE = 1e-6
 """Length of a sum, relative to the longest, up to which nothing may be in it but what masks leave when they cancel."""
 
@@ -19,8 +21,9 @@ class Sums:
     """The sums, read once: a sketch (rounds, width) that keeps their column space, and each round's length.
 
     A column of the sketch is a random combination of every width-th parameter; where there are no more parameters than
-    columns, they are its columns. `gram` averages over all parameters instead. That is worth its price under noise
-    only; where the sums can be read but once, it comes along with the sketch.
+    columns, they are its columns. `gram` and `doubled` average over all parameters instead. That is worth its price
+    under noise only; where the sums can be read but once, the Gram matrix comes along with the sketch, or, of more than
+    `LONG` rounds, the sketch stands in for the sums.
     """
 
     def __init__(self, aggregates: Any, device: torch.device, *, width: int, seed: int) -> None:
@@ -36,7 +39,8 @@ class Sums:
             if sketch is None:
                 sketch = block.new_zeros(len(block), width)
                 energies = block.new_zeros(len(block))
-                self._gram = block.new_zeros(len(block), len(block)) if self.once else None
+                short = len(block) <= LONG
+                self._gram = block.new_zeros(len(block), len(block)) if self.once and short else None
             energies += block.square().sum(1)
             if self._gram is not None:
                 self._gram += block @ block.T
@@ -74,13 +78,34 @@ class Sums:
                 gram += weighted @ weighted.T
         return gram
 
-    def filtered(self, equations: Tensor) -> Tensor:
-        """(parameters,): mean square of each parameter's sums (rounds,) under equations (rounds, equations)."""
-        return torch.cat([(equations.T @ block).square().mean(0) for block, _ in self._again()])
+    def squares(self, weights: Tensor | None = None) -> Tensor:
+        """(rounds,): each round's squared length, with each parameter multiplied by its weight (parameters,)."""
+        if weights is None and not self.once:
+            return self.lengths.square()
+        total = torch.zeros_like(self.lengths)
+        for block, place in self._again():
+            total += (block if weights is None else block * weights[place]).square().sum(1)
+        return total
+
+    def doubled(self, directions: Tensor, weights: Tensor | None = None) -> Tensor:
+        """(rounds, any): the Gram matrix times directions (rounds, any), without making the matrix."""
+        product = torch.zeros_like(directions)
+        for block, place in self._again():
+            weighted = block if weights is None else block * weights[place]
+            product += weighted @ (weighted.T @ directions)
+        return product
+
+    def filtered(self, signal: Tensor, weights: Tensor) -> Tensor:
+        """(parameters,): the energy of each parameter's weighted sums outside the signal (rounds, rank)."""
+        energies = []
+        for block, _ in self._again():
+            weighted = weights[:, None] * block
+            energies.append((weighted.square().sum(0) - (signal.T @ weighted).square().sum(0)).clamp(min=0))
+        return torch.cat(energies)
 
     def _again(self) -> Iterator[tuple[Tensor, slice]]:
         start = 0
-        for block, _ in doubled_blocks(self._aggregates, self._device):
+        for block, _ in doubled_blocks(self.sketch if self.once else self._aggregates, self._device):
             yield block, slice(start, start + block.shape[1])
             start += block.shape[1]
 
