@@ -190,6 +190,14 @@ def test_on_smooth_networks_it_is_close_to_the_linearised_number(seed: int) -> N
     assert fp.ceiling(scenario(D.GaussianNoise(0.01), seed), SERVER, seed=0).linearised is None
 
 
+def test_noise_on_gradients_that_adam_scales_gives_no_ceiling_but_the_accountants() -> None:
+    """In a step of Adam the noise is no longer Gaussian, nor as large as it was."""
+    adam = fp.FedAvg(lr=0.1, optimizer=fp.optimizers.Adam())
+    ceiling = fp.ceiling(scenario(D.DpSgd(4.0, 1.0), size=2, protocol=adam), SERVER, seed=0)
+    assert ceiling.status.startswith("No ceiling is known: DP-SGD's noise in steps")
+    assert ceiling.from_epsilon == ceiling.values[0]
+
+
 def test_the_accountant_alone_gives_a_ceiling() -> None:
     strong, weak = (fp.ceiling(scenario(D.DpSgd(noise, 1.0), size=2), SERVER, seed=0) for noise in (4.0, 0.5))
     assert strong.from_epsilon is not None

@@ -99,23 +99,23 @@ class UpdateAttack(Attack):
     @final
     def run(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
         if len(observation.rounds) == 1:
-            return self._answer_if_summed(observation, rng)
+            return _answer_to_one(self, observation, rng)
         parts = split_updates(observation)
-        return joined_answers(parts, [self._answer_if_summed(part, rng) for part in parts])
-
-    def _answer_if_summed(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
-        summed = adds_gradients(observation.round, observation.knowledge)
-        if summed is False and not self.reads_scaled_updates:
-            optimizer = type(observation.knowledge.local_optimizer).__name__
-            raise NotApplicable(
-                f"{self.name} expects updates that are sums of gradients, found clients that train with {optimizer}, "
-                "which scales each entry by itself; use gradient-matching instead."
-            )
-        answer = self.attack_update(observation, rng)
-        if summed is None:
-            return dataclasses.replace(answer, status=f"{answer.status}; {READ_AS_SGD}")
-        return answer
+        return joined_answers(parts, [_answer_to_one(self, part, rng) for part in parts])
 
     @abstractmethod
     def attack_update(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
         """The answer for the one update of the observation, `observation.round`; what is known is about it alone."""
+
+
+def _answer_to_one(attack: UpdateAttack, observation: Observation, rng: torch.Generator) -> Reconstruction:
+    """The attack on one update, where it can read such updates. No method of the class: none may override it."""
+    summed = adds_gradients(observation.round, observation.knowledge)
+    if summed is False and not attack.reads_scaled_updates:
+        optimizer = type(observation.knowledge.local_optimizer).__name__
+        raise NotApplicable(
+            f"{attack.name} expects updates that are sums of gradients, found clients that train with {optimizer}, "
+            "which scales each entry by itself; use gradient-matching instead."
+        )
+    answer = attack.attack_update(observation, rng)
+    return dataclasses.replace(answer, status=f"{answer.status}; {READ_AS_SGD}") if summed is None else answer

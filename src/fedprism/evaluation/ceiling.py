@@ -145,6 +145,9 @@ def _not_covered(scenario: Scenario, threat: ThreatModel, source: Channel) -> st
     """Why no hypercube is tried; empty if one is."""
     if threat.tampers:
         return "No ceiling is known: the server chooses the parameters, and the ceiling would hold for these only."
+    scaled = isinstance(scenario.protocol, FedAvg) and not scenario.protocol.optimizer.adds_gradients
+    if scaled and any(isinstance(member, DpSgd) for member in scenario.defense.members):
+        return "No ceiling is known: DP-SGD's noise in steps of an optimizer that scales each entry is not covered."
     if has_relative_noise(scenario):
         return "No ceiling is known: noise relative to the update itself is not covered."
     if source.noise is None:

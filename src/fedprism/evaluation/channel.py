@@ -150,9 +150,14 @@ def batch_length(scenario: Scenario, client: int) -> int:
 
 
 def _deviation(scenario: Scenario, noise: Noise, client: int) -> float:
-    """The standard deviation of the noise on one client's update; under local training that of its last step."""
+    """The standard deviation of the noise on one client's update; under local training that of its last step.
+
+    An optimizer that scales each entry by itself makes noise on gradients something that is not Gaussian: none counts.
+    """
     if not isinstance(noise, DpSgd):
         return noise.std or 0.0
+    if isinstance(scenario.protocol, FedAvg) and not scenario.protocol.optimizer.adds_gradients:
+        return 0.0
     rate = scenario.protocol.lr if isinstance(scenario.protocol, FedAvg) else 1.0
     return rate * noise.noise * noise.clip / batch_length(scenario, client)
 
