@@ -32,7 +32,7 @@ from fedprism.captures.schema import (
     parse,
 )
 from fedprism.checks import row, shown
-from fedprism.defenses import DEFENSES, Defense, chain
+from fedprism.defenses import COUNT_RELEASES, DEFENSES, CountRelease, Defense, chain
 from fedprism.defenses.mixup import Told
 from fedprism.errors import BadCapture, BadInput
 from fedprism.files.tensors import Selection, TensorFile
@@ -303,6 +303,8 @@ def _read_knowledge(entry: KnowledgeEntry, capture: _Folder, rounds: int | None,
     if entry.defense is not None:
         parts = entry.defense if isinstance(entry.defense, tuple) else (entry.defense,)
         values["defense"] = chain(*map(_read_defense, parts))
+    if entry.count_release is not None:
+        values["count_release"] = _read_release(entry.count_release)
     file = capture.optional(KNOWLEDGE_FILE)
     if file is not None:
         values.update(_read_tensors(file, rounds, entry.examples))
@@ -327,6 +329,17 @@ def _read_defense(entry: DefenseEntry) -> Defense:
     except (TypeError, ValueError) as error:
         raise BadCapture(
             f"expected settings of the defense {entry.name}, found {shown(entry.kwargs)}; correct knowledge.defense."
+        ) from error
+
+
+def _read_release(entry: DefenseEntry) -> CountRelease:
+    kind = row(COUNT_RELEASES, entry.name, "release of counts")
+    try:
+        return kind(**entry.kwargs)  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:
+        raise BadCapture(
+            f"expected settings of the release of counts {entry.name}, found {shown(entry.kwargs)}; correct "
+            "knowledge.count_release."
         ) from error
 
 

@@ -101,6 +101,7 @@ class KnowledgeEntry(Strict):
     local_epochs: Annotated[int, Field(ge=1, le=MOST_LOCAL_STEPS)] | None = None
     local_batch_size: Size | None = None
     local_momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
+    count_release: DefenseEntry | None = None
     defense: DefenseEntry | Annotated[tuple[DefenseEntry, ...], Field(max_length=100)] | None = None
 
     @property

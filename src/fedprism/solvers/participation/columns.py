@@ -8,8 +8,12 @@ from torch import Tensor
 from fedprism.solvers.participation.analytics import Analytics
 from fedprism.solvers.participation.answers import Participation, ParticipationStatus, UserStatus
 from fedprism.solvers.participation.evidence import Evidence
+from fedprism.solvers.participation.naming import POSSIBLE, Naming
 from fedprism.solvers.participation.subspace import SignalSpace
+from fedprism.solvers.participation.unnamed_rules import LEAST_ODDS, Unnamed
 
+MOST_ALTERNATIVES = 10
+"""Columns that are listed beside a user's likeliest."""
 DEPENDENT = 1e-9
 """Eigenvalue of the columns' Gram matrix, relative to the largest, up to which columns are combinations of others."""
 
@@ -31,6 +35,14 @@ class Columns:
         self.proved = self.solved.clone()
         """(users,): no other column explains the sums."""
         self.alternatives: dict[int, list[Tensor]] = {}
+        self.informed = analytics.informed | self.given
+        """(users,): something is known of the user that a search can go by."""
+        self.unnamed = torch.zeros_like(self.solved)
+        """(users,): the column is one of several users'."""
+        self.doubtful = torch.zeros_like(self.solved)
+        """(users,): the column was found without counts, and something else would do nearly as well."""
+        self.extra = Unnamed(self.entries[:0], self.solved[:0])
+        """Columns of nobody who is counted, as far as is known."""
 
     def _same_knowledge(self) -> Tensor:
         """(users,): the same is known of another user, although the rank says that no two columns are equal."""
@@ -43,7 +55,7 @@ class Columns:
         return torch.logical_and(sizes[groups] > 1, active & ~self.given)
 
     def unsolved(self) -> Tensor:
-        return (~self.solved).nonzero()[:, 0]
+        return (self.informed & ~self.solved & ~self.unnamed).nonzero()[:, 0]
 
     def unproved(self) -> Tensor:
         """Solved users of whom neither a proof nor an alternative is known."""
@@ -56,25 +68,41 @@ class Columns:
         if bool(self.evidence.explains(column[None], known.of(torch.tensor([user])))):
             self.entries[user], self.solved[user] = column, True
 
+    def name(self, users: Tensor, pool: Unnamed, naming: Naming, proof: Tensor) -> None:
+        """Give users (any,) the columns of the pool; proof (any,): log-probability that any column agrees with a user."""
+        for place, user in enumerate(users.tolist()):
+            number = int(naming.column[place])
+            self.solved[user], self.unnamed[user], self.doubtful[user] = False, False, False
+            self.alternatives.pop(user, None)
+            if number < 0:
+                continue
+            sure = bool(naming.sure[place])
+            self.entries[user] = pool.columns[number]
+            self.solved[user], self.unnamed[user] = sure, not sure
+            self.doubtful[user] = not (bool(pool.certain[number]) or (sure and float(proof[place]) < -LEAST_ODDS))
+            for other in (naming.chance[place] > POSSIBLE).nonzero()[:, 0].tolist() if not sure else ():
+                if other != number and len(self.alternatives.get(user, ())) < MOST_ALTERNATIVES:
+                    self.add_alternative(user, pool.columns[other])
+        rest = torch.ones(len(pool.columns), dtype=torch.bool, device=pool.columns.device)
+        rest[naming.column[naming.column >= 0].to(rest.device)] = False
+        self.extra = Unnamed(pool.columns[rest], pool.certain[rest])
+
     def add_alternative(self, user: int, column: Tensor) -> None:
         listed = self.alternatives.setdefault(user, [])
         if not any(torch.equal(column, other) for other in listed):
             listed.append(column)
 
-    def answer(self, status: ParticipationStatus | None) -> Participation:
+    def answer(self, hopeless: ParticipationStatus | None, *, assumed_rank: bool) -> Participation:
         certified = self.proved & self.solved & (self.given | ~self._dependent())
         statuses = tuple(self._status(user, certified) for user in range(len(self.entries)))
-        missing = {UserStatus.UNSOLVED, UserStatus.UNCERTAIN} & set(statuses)
-        if status is None:
-            status = ParticipationStatus.PARTIAL if missing else ParticipationStatus.COMPLETE
-        if status is ParticipationStatus.ASSUMED_RANK and missing:
-            status = ParticipationStatus.PARTIAL_ASSUMED_RANK
+        extra = (UserStatus.UNNAMED if certain else UserStatus.UNCERTAIN for certain in self.extra.certain.tolist())
+        entries = torch.cat([self.entries, self.extra.columns])
         return Participation(
-            matrix=self.entries.T.contiguous(),
-            certified=certified,
-            residual=self.evidence.residual(self.entries) / self.entries.double().norm(dim=1).clamp(min=1),
-            statuses=statuses,
-            status=status,
+            matrix=entries.T.contiguous(),
+            certified=torch.cat([certified, torch.zeros_like(self.extra.certain)]),
+            residual=self.evidence.residual(entries) / entries.double().norm(dim=1).clamp(min=1),
+            statuses=(*statuses, *extra),
+            status=hopeless or overall(frozenset(statuses), assumed_rank=assumed_rank),
             alternatives={user: torch.stack(others) for user, others in sorted(self.alternatives.items())},
             rank=self.space.rank,
             noise=self.space.noise,
@@ -98,6 +126,12 @@ class Columns:
         return dependent
 
     def _status(self, user: int, certified: Tensor) -> UserStatus:
+        if self.doubtful[user]:
+            return UserStatus.UNCERTAIN
+        if self.unnamed[user]:
+            return UserStatus.UNNAMED
+        if not self.solved[user] and not self.informed[user]:
+            return UserStatus.UNSOLVED
         if not self.solved[user]:
             known = self.analytics.of(torch.tensor([user]))
             explained = self.evidence.explains(self.entries[user : user + 1], known)
@@ -107,3 +141,15 @@ class Columns:
         if user in self.alternatives or self.indistinct[user]:
             return UserStatus.AMBIGUOUS
         return UserStatus.CERTIFIED if certified[user] else UserStatus.SOLVED
+
+
+def overall(statuses: frozenset[UserStatus], *, assumed_rank: bool) -> ParticipationStatus:
+    """What is said of all users together."""
+    missing = bool({UserStatus.UNSOLVED, UserStatus.UNCERTAIN} & statuses)
+    if UserStatus.UNNAMED in statuses:
+        if missing:
+            return ParticipationStatus.PARTIAL_UNNAMED
+        return ParticipationStatus.UNNAMED_ASSUMED_RANK if assumed_rank else ParticipationStatus.UNNAMED
+    if assumed_rank:
+        return ParticipationStatus.PARTIAL_ASSUMED_RANK if missing else ParticipationStatus.ASSUMED_RANK
+    return ParticipationStatus.PARTIAL if missing else ParticipationStatus.COMPLETE
