@@ -39,13 +39,14 @@ def flat(update: Update) -> Tensor:
 
 
 def errors(found: fp.Reconstruction, truth: fp.Truth) -> dict[str, float]:
-    """Relative error of each update that was found."""
+    """Relative error of each update that was found with a name."""
     assert found.updates is not None
     assert truth.updates is not None
     true = {f"client-{user}": flat(update) for user, update in enumerate(truth.updates) if update is not None}
     return {
         name: float((flat(update) - true[name]).norm() / true[name].norm())
         for name, update in zip(found.owners or (), found.updates, strict=True)
+        if name in true
     }
 
 
@@ -121,13 +122,48 @@ def test_equal_clients_are_weighed_by_their_cohorts(clients: list[fp.Batch]) -> 
 
 @pytest.mark.parametrize(
     ("aggregation", "field"),
-    [("sum", "counts"), ("sum", "windows"), ("mean", "cohort_sizes"), ("weighted_mean", "examples")],
+    [("mean", "cohort_sizes"), ("weighted_mean", "examples")],
 )
 def test_missing_knowledge_is_named(clients: list[fp.Batch], aggregation: Reduction, field: str) -> None:
     observation, _ = fp.simulate(scenario(clients, aggregation=aggregation), THREAT.withholding(field), seed=1)
     with pytest.raises(fp.MissingKnowledge) as caught:
         fp.run(Disaggregation(), observation)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("field", ["counts", "windows"])
+@pytest.mark.parametrize("aggregation", ["sum", "mean"])
+def test_without_counts_updates_come_out_unnamed(clients: list[fp.Batch], aggregation: Reduction, field: str) -> None:
+    threat = THREAT.withholding(field)
+    observation, truth = fp.simulate(scenario(clients, aggregation=aggregation, rounds=120), threat, seed=1)
+    found = fp.run(Disaggregation(), observation)
+    assert found.owners == tuple(f"unnamed-{number}" for number in range(USERS))
+    assert "whose 12 of these are, nothing that is known tells" in found.status
+    assert found.ambiguity == {"order"}
+    distances = fp.score_updates(found, truth)
+    assert max(distance for distance in distances.values() if distance is not None) < 1e-5
+    assert None not in distances.values()
+    scores = fp.score_participation(found.diagnostics["participation"], truth, order_known=False)
+    assert scores.exact == 1.0
+
+
+def test_counts_under_noise_name_nearly_everyone(clients: list[fp.Batch]) -> None:
+    released = scenario(clients, rounds=120, counts=fp.defenses.LaplaceCounts(1.0))
+    observation, truth = fp.simulate(released, THREAT, seed=1)
+    assert observation.knowledge.count_release == fp.defenses.LaplaceCounts(1.0)
+    found = fp.run(Disaggregation(), observation)
+    assert max(errors(found, truth).values()) < 1e-5
+    assert len(found.owners or ()) == USERS
+    assert sum(not owner.startswith("unnamed") for owner in found.owners or ()) >= 9
+
+
+def test_weights_of_users_without_names_are_not_made_up(digits: fp.data.ImageSet) -> None:
+    unequal = [digits.batch(list(range(start, start + size))) for start, size in zip(range(0, 96, 8), [2, 4] * 6)]
+    made = scenario(unequal, aggregation="weighted_mean", rounds=120)
+    observation, _ = fp.simulate(made, THREAT.withholding("counts"), seed=1)
+    found = fp.run(Disaggregation(), observation)
+    assert found.updates == ()
+    assert "not known without its name" in found.status
 
 
 def test_a_model_that_moves_is_refused(clients: list[fp.Batch]) -> None:

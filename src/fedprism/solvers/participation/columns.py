@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -10,8 +12,10 @@ from fedprism.solvers.participation.answers import Participation, ParticipationS
 from fedprism.solvers.participation.evidence import Evidence
 from fedprism.solvers.participation.naming import POSSIBLE, Naming
 from fedprism.solvers.participation.subspace import SignalSpace
-from fedprism.solvers.participation.unnamed_rules import LEAST_ODDS, Unnamed
+from fedprism.solvers.participation.unnamed_rules import Unnamed
 
+TELLING = math.log(1e-3)
+"""Log-probability that any column agrees with a user's counts below which these are a guide to its column."""
 MOST_ALTERNATIVES = 10
 """Columns that are listed beside a user's likeliest."""
 DEPENDENT = 1e-9
@@ -28,6 +32,8 @@ class Columns:
         self.space, self.analytics, self.evidence = space, analytics, Evidence(space)
         self.given = (analytics.fixed >= 0).all(1)
         """(users,): the counts decide the whole column."""
+        self.informed = analytics.informed | self.given
+        """(users,): something is known of the user that a search can go by."""
         self.indistinct = self._same_knowledge()
         self.entries = analytics.fixed == 1
         """(users, rounds): the column, or the best guess where it is not solved."""
@@ -35,8 +41,6 @@ class Columns:
         self.proved = self.solved.clone()
         """(users,): no other column explains the sums."""
         self.alternatives: dict[int, list[Tensor]] = {}
-        self.informed = analytics.informed | self.given
-        """(users,): something is known of the user that a search can go by."""
         self.unnamed = torch.zeros_like(self.solved)
         """(users,): the column is one of several users'."""
         self.doubtful = torch.zeros_like(self.solved)
@@ -52,7 +56,7 @@ class Columns:
             return torch.zeros_like(active)
         everything = torch.cat([known.least, known.most, known.fixed], 1)
         _, groups, sizes = torch.unique(everything, dim=0, return_inverse=True, return_counts=True)
-        return torch.logical_and(sizes[groups] > 1, active & ~self.given)
+        return (sizes[groups] > 1) & active & self.informed & ~self.given
 
     def unsolved(self) -> Tensor:
         return (self.informed & ~self.solved & ~self.unnamed).nonzero()[:, 0]
@@ -69,9 +73,13 @@ class Columns:
             self.entries[user], self.solved[user] = column, True
 
     def name(self, users: Tensor, pool: Unnamed, naming: Naming, proof: Tensor) -> None:
-        """Give users (any,) the columns of the pool; proof (any,): log-probability that any column agrees with a user."""
+        """Give users (any,) the columns of the pool; proof (any,): log-probability that any column agrees with a user's."""
         for place, user in enumerate(users.tolist()):
-            number = int(naming.column[place])
+            number, strong = int(naming.column[place]), float(proof[place]) < TELLING
+            if strong and not bool(naming.sure[place]):
+                if number >= 0:  # as good as found by counts, which will list all others that would do
+                    self.entries[user], self.solved[user] = pool.columns[number], True
+                continue
             self.solved[user], self.unnamed[user], self.doubtful[user] = False, False, False
             self.alternatives.pop(user, None)
             if number < 0:
@@ -79,13 +87,15 @@ class Columns:
             sure = bool(naming.sure[place])
             self.entries[user] = pool.columns[number]
             self.solved[user], self.unnamed[user] = sure, not sure
-            self.doubtful[user] = not (bool(pool.certain[number]) or (sure and float(proof[place]) < -LEAST_ODDS))
+            self.doubtful[user] = not (strong or bool(pool.certain[number]))
             for other in (naming.chance[place] > POSSIBLE).nonzero()[:, 0].tolist() if not sure else ():
                 if other != number and len(self.alternatives.get(user, ())) < MOST_ALTERNATIVES:
                     self.add_alternative(user, pool.columns[other])
         rest = torch.ones(len(pool.columns), dtype=torch.bool, device=pool.columns.device)
         rest[naming.column[naming.column >= 0].to(rest.device)] = False
-        self.extra = Unnamed(pool.columns[rest], pool.certain[rest])
+        uncounted = max(0, self.space.rank - len(self.entries))
+        places = rest.nonzero()[:, 0][:uncounted]  # any more belong to users who could not be told apart
+        self.extra = Unnamed(pool.columns[places], pool.certain[places])
 
     def add_alternative(self, user: int, column: Tensor) -> None:
         listed = self.alternatives.setdefault(user, [])

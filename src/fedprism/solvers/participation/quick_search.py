@@ -88,7 +88,7 @@ def search_with_cohorts(columns: Columns, known: Analytics, sizes: Tensor, progr
     Returns what is known with these entries, which rest on other users' columns: no proof may be built on them.
     """
     while len(users := columns.unsolved()):
-        remaining = sizes - columns.entries[columns.solved].sum(0)
+        remaining = sizes - columns.entries[columns.solved | columns.unnamed].sum(0)
         if bool((remaining < 0).any()) or bool((remaining > len(users)).any()):
             return known  # some solved column must be another user's: no ground to stand on
         decided = torch.where((known.fixed[users] < 0) & (remaining == 0), 0, known.fixed[users])

@@ -122,7 +122,7 @@ def _search(columns: Columns, exact: ExactSearch, sizes: Tensor | None, progress
     if not (few_left(columns) or small) or not bool(columns.informed.all()):
         _search_without_counts(columns, columns.entries[columns.solved & ~columns.given], None, progress, seed)
     search_quickly(columns, known, progress)
-    if sizes is not None and not bool(columns.unnamed.any()):
+    if sizes is not None:
         known = search_with_cohorts(columns, known, sizes, progress)
     exact.solve_missing(known)
     exact.tell_twins_apart(known)
