@@ -121,9 +121,9 @@ class Knowledge:
     mixtures of an update are in the order in which they were fed; samples are numbered through all clients.
 
     Of R rounds and C clients: participation (R, C) bool, cohort_sizes (R,), windows (W, R) bool which rounds a window
-    holds, counts (C, W) how often a client took part in each, NaN or -1 where unknown; `count_release` says how they were
-    changed before they were reported, None not at all. Clients are called client-0,
-    client-1, ... in the order of the columns unless participants are named.
+    holds, counts (C, W) how often a client took part in each, NaN or -1 where unknown; `count_release` says how they
+    were changed before they were reported, None not at all. Clients are called client-0, client-1, ... in the order of
+    the columns unless participants are named.
     """
 
     input_shape: InputShape | None = None

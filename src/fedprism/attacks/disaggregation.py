@@ -4,8 +4,8 @@ Lam, Wei, Brooks, Reddi, Mitzenmacher, "Gradient Disaggregation: Breaking Privac
 Reconstructing the User Participant Matrix", ICML 2021.
 
 Differs from the paper in: who took part when is recovered for all users at once, with a proof where there is one
-(`solvers.recover_participation`), with or without counts; where participation is known only least squares remains; users
-whose update the sums do not determine are named and left out.
+(`solvers.recover_participation`), with or without counts; where participation is known only least squares remains;
+users whose update the sums do not determine are named and left out.
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ class _Federation(NamedTuple):
             for user in unnamed:
                 weights[user] = alike
         for number, user in enumerate(unnamed):
-            names[user:user + 1] = [f"{UNNAMED}{number}"]
+            names[user : user + 1] = [f"{UNNAMED}{number}"]
         return tuple(names), tuple(weights)
 
 

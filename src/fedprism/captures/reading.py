@@ -335,7 +335,7 @@ def _read_defense(entry: DefenseEntry) -> Defense:
 def _read_release(entry: DefenseEntry) -> CountRelease:
     kind = row(COUNT_RELEASES, entry.name, "release of counts")
     try:
-        return kind(**entry.kwargs)  # type: ignore[arg-type]
+        return kind(**entry.kwargs)
     except (TypeError, ValueError) as error:
         raise BadCapture(
             f"expected settings of the release of counts {entry.name}, found {shown(entry.kwargs)}; correct "

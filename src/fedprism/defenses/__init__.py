@@ -46,14 +46,14 @@ DEFENSES: dict[str, type[Defense]] = {
 }
 
 __all__ = [
-    "BlurredCounts",
     "COUNT_RELEASES",
+    "DEFENSES",
+    "BlurredCounts",
     "Cast",
     "Chain",
     "Clip",
     "Context",
     "CountRelease",
-    "DEFENSES",
     "Defense",
     "DpSgd",
     "EqualLabels",

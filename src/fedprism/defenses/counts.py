@@ -1,8 +1,8 @@
 """How device analytics report how often a device took part: exactly, or so that less can be learned from it.
 
 Laplace and geometric noise of scale 1/epsilon make the reports of one window epsilon-differentially private against one
-round more or less: Dwork, McSherry, Nissim and Smith, "Calibrating noise to sensitivity in private data analysis", 2006;
-Ghosh, Roughgarden and Sundararajan, "Universally utility-maximizing privacy mechanisms", 2009.
+round more or less: Dwork, McSherry, Nissim and Smith, "Calibrating noise to sensitivity in private data analysis",
+2006; Ghosh, Roughgarden and Sundararajan, "Universally utility-maximizing privacy mechanisms", 2009.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class CountRelease(EvaluableRepr):
     """Reports true counts as they are."""
 
     def release(self, counts: Tensor, lengths: Tensor, rng: torch.Generator) -> Tensor:
-        """What is reported of counts (clients, windows) in windows of lengths (windows,): numbers, NaN where withheld."""
+        """What is reported of counts (clients, windows) in windows of lengths (windows,): numbers, NaN where
+        withheld."""
         return counts.double()
 
     def log_likelihood(self, reported: Tensor, true: Tensor) -> Tensor:
@@ -154,4 +155,6 @@ def _check_probability(value: float) -> None:
 
 def _check_whole(value: int, name: str) -> None:
     if value != int(value) or value < 1:
-        raise BadInput(f"expected {name} as a whole number of at least 1, found {value}; leave it out for exact counts.")
+        raise BadInput(
+            f"expected {name} as a whole number of at least 1, found {value}; leave it out for exact counts."
+        )

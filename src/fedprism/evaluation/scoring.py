@@ -142,7 +142,8 @@ class ParticipationScores:
 def score_participation(matrix: Tensor, truth: Truth, *, order_known: bool = True) -> ParticipationScores:
     """Compare a participation matrix, (rounds, clients) of True and False, with the truth.
 
-    If the order is not known, as without counts, columns are assigned to clients as fits best; there may be fewer of them.
+    If the order is not known, as without counts, columns are assigned to clients as fits best; there may be fewer of
+    them.
     """
     if truth.participation is None:
         raise BadInput("expected a truth that says who took part, found none; simulate the scenario again.")
@@ -169,7 +170,8 @@ def _assigned_columns(matrix: Tensor, truth: Tensor) -> Tensor:
 def score_updates(reconstruction: Reconstruction, truth: Truth) -> dict[str, float | None]:
     """How far each client's update is off, |found - true| / |true|, by client and in the order of the truth.
 
-    None where the attack has none for the client. Updates without a name are assigned as fits best. Clients who never took part, or sent zeros, are left out.
+    None where the attack has none for the client. Updates without a name are assigned as fits best. Clients who never
+    took part, or sent zeros, are left out.
     """
     if truth.updates is None:
         raise BadInput(
@@ -194,7 +196,9 @@ def _with_names(by_owner: dict[str, Update], true: tuple[Update | None, ...]) ->
     """The same with every update of an unnamed owner under the name of the client that it fits best."""
     named = {name: update for name, update in by_owner.items() if not is_unnamed(name)}
     unnamed = [update for name, update in by_owner.items() if is_unnamed(name)]
-    others = {f"client-{n}": update for n, update in enumerate(true) if update is not None and f"client-{n}" not in named}
+    others = {
+        f"client-{n}": update for n, update in enumerate(true) if update is not None and f"client-{n}" not in named
+    }
     errors = torch.tensor([[_distance(found, update) for update in others.values()] for found in unnamed])
     rows, places = linear_sum_assignment(errors.reshape(len(unnamed), len(others)).numpy())
     names = list(others)

@@ -39,8 +39,8 @@ class Scenario:
 
     With `frozen` the server sends the same model every round. `window` lets device analytics count how often each
     client took part in every `window` rounds, and `counts` says how exactly they report it. With `drift` each client's
-    update is half new after so many rounds, which stands for data or a model that change. In each round a client trains on a random `fraction` of its data;
-    a defense that mixes samples mixes these with all of it.
+    update is half new after so many rounds, which stands for data or a model that change. In each round a client trains
+    on a random `fraction` of its data; a defense that mixes samples mixes these with all of it.
 
     With `sends_buffers` clients send their buffers (batch-norm statistics) along, as software that sends whole state
     dicts does, and the server averages them; without, they stay as they are.

@@ -131,6 +131,13 @@ def read_analytics(windows: Tensor, counts: Tensor, known: Tensor | None, silent
     return Analytics(windows, least, most, fixed, tiles, tile_least, tile_most, _rates(tile_least, tile_most, sizes))
 
 
+def unknown_users(users: int, like: Analytics) -> Analytics:
+    """Of so many users nothing is known; silent rounds are those of `like`."""
+    silent = (like.fixed == 0).all(0)
+    windows = torch.zeros(0, like.rounds, dtype=torch.float64, device=silent.device)
+    return read_analytics(windows, windows.new_zeros(users, 0), None, silent, 0)
+
+
 def _checked(windows: Tensor, counts: Tensor, rounds: int) -> tuple[Tensor, Tensor]:
     if windows.dim() != 2 or windows.shape[1] != rounds or not bool(((windows == 0) | (windows == 1)).all()):
         raise ValueError(

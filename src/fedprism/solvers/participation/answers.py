@@ -28,7 +28,7 @@ class ParticipationStatus(StrEnum):
     )
     UNNAMED = "as many columns were found as the sums hold users; nothing that is known tells whose some of them are"
     UNNAMED_ASSUMED_RANK = (
-        "columns were found whose users are not known; noise hides how many users there are: whether all were found is open"
+        "columns were found whose users are not known; noise hides how many users there are, and whether these are all"
     )
     PARTIAL_UNNAMED = "some columns were not found; of others that were, nothing that is known tells whose they are"
     STOPPED = "stopped before the sums were read: nothing but what was known was used"
@@ -40,8 +40,8 @@ class Participation(NamedTuple):
     matrix: Tensor
     """(rounds, users) bool. A column that was not found is the best guess, and `statuses` says so.
 
-    Columns that belong to nobody who was counted come after those of the users. Without counts all columns do; there are as
-    many as the sums hold users, empty where they were not found.
+    Columns that belong to nobody who was counted come after those of the users. Without counts all columns do; there
+    are as many as the sums hold users, empty where they were not found.
     """
     certified: Tensor
     """(users,): proved to be the only solution."""

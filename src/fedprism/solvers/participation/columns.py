@@ -56,7 +56,7 @@ class Columns:
             return torch.zeros_like(active)
         everything = torch.cat([known.least, known.most, known.fixed], 1)
         _, groups, sizes = torch.unique(everything, dim=0, return_inverse=True, return_counts=True)
-        return (sizes[groups] > 1) & active & self.informed & ~self.given
+        return torch.logical_and(sizes[groups] > 1, active & self.informed & ~self.given)
 
     def unsolved(self) -> Tensor:
         return (self.informed & ~self.solved & ~self.unnamed).nonzero()[:, 0]
@@ -73,7 +73,8 @@ class Columns:
             self.entries[user], self.solved[user] = column, True
 
     def name(self, users: Tensor, pool: Unnamed, naming: Naming, proof: Tensor) -> None:
-        """Give users (any,) the columns of the pool; proof (any,): log-probability that any column agrees with a user's."""
+        """Give users (any,) the columns of the pool; proof (any,): log-probability that any column agrees with a
+        user's."""
         for place, user in enumerate(users.tolist()):
             number, strong = int(naming.column[place]), float(proof[place]) < TELLING
             if strong and not bool(naming.sure[place]):
@@ -93,7 +94,7 @@ class Columns:
                     self.add_alternative(user, pool.columns[other])
         rest = torch.ones(len(pool.columns), dtype=torch.bool, device=pool.columns.device)
         rest[naming.column[naming.column >= 0].to(rest.device)] = False
-        uncounted = max(0, self.space.rank - len(self.entries))
+        uncounted = max(0, self.space.rank - len(self.entries)) if self.space.clear else 0
         places = rest.nonzero()[:, 0][:uncounted]  # any more belong to users who could not be told apart
         self.extra = Unnamed(pool.columns[places], pool.certain[places])
 
@@ -102,7 +103,12 @@ class Columns:
         if not any(torch.equal(column, other) for other in listed):
             listed.append(column)
 
-    def answer(self, hopeless: ParticipationStatus | None, *, assumed_rank: bool) -> Participation:
+    def answer(
+        self, hopeless: ParticipationStatus | None, *, assumed_rank: bool, only_found: bool = False
+    ) -> Participation:
+        """only_found: leave out users of whom no column is known, because nobody knows how many there are."""
+        if only_found:
+            self._keep(self.solved | self.unnamed | self.doubtful)
         certified = self.proved & self.solved & (self.given | ~self._dependent())
         statuses = tuple(self._status(user, certified) for user in range(len(self.entries)))
         extra = (UserStatus.UNNAMED if certain else UserStatus.UNCERTAIN for certain in self.extra.certain.tolist())
@@ -117,6 +123,13 @@ class Columns:
             rank=self.space.rank,
             noise=self.space.noise,
         )
+
+    def _keep(self, users: Tensor) -> None:
+        for name in ("given", "indistinct", "entries", "solved", "proved", "informed", "unnamed", "doubtful"):
+            setattr(self, name, getattr(self, name)[users])
+        self.analytics = self.analytics.of(users)
+        places = users.nonzero()[:, 0].tolist()
+        self.alternatives = {places.index(u): others for u, others in self.alternatives.items() if u in places}
 
     def _dependent(self) -> Tensor:
         """(users,): the column is a combination of other users' columns, so it may not be in the sums at all.
@@ -160,6 +173,8 @@ def overall(statuses: frozenset[UserStatus], *, assumed_rank: bool) -> Participa
         if missing:
             return ParticipationStatus.PARTIAL_UNNAMED
         return ParticipationStatus.UNNAMED_ASSUMED_RANK if assumed_rank else ParticipationStatus.UNNAMED
+    if not statuses:
+        return ParticipationStatus.PARTIAL_ASSUMED_RANK
     if assumed_rank:
         return ParticipationStatus.PARTIAL_ASSUMED_RANK if missing else ParticipationStatus.ASSUMED_RANK
     return ParticipationStatus.PARTIAL if missing else ParticipationStatus.COMPLETE

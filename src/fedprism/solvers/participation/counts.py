@@ -28,7 +28,9 @@ class SoftCounts:
     def agreement(self, columns: Tensor) -> Tensor:
         """(users, columns): log-likelihood of each user's reports if a column (columns, rounds) is its own."""
         true = columns.double() @ self.windows.T
-        return torch.stack([self._total(row, known, true) for row, known in zip(self.reported, self._known, strict=True)])
+        return torch.stack(
+            [self._total(row, known, true) for row, known in zip(self.reported, self._known, strict=True)]
+        )
 
     def _total(self, reports: Tensor, known: Tensor, true: Tensor) -> Tensor:
         if not bool(known.any()):
@@ -49,7 +51,8 @@ class SoftCounts:
         return chances
 
     def rates(self) -> Tensor:
-        """(users,): each user's rate of participation, as far as the reports tell; that of all users where they do not."""
+        """(users,): each user's rate of participation, as far as the reports tell; that of all users where they do
+        not."""
         seen = torch.where(self._known, self.reported, 0.0).sum(1)
         rounds = (self._known * self.lengths).sum(1)
         everyone = float(seen.sum() / rounds.sum()) if float(rounds.sum()) > 0 else 0.5

@@ -57,7 +57,8 @@ class Evidence:
 
     def residual(self, columns: Tensor) -> Tensor:
         """(users,): length of what the columns have outside the space of the sums."""
-        return self.space.outside(columns).norm(dim=1)
+        residual: Tensor = self.space.outside(columns).norm(dim=1)
+        return residual
 
     def allowed(self, columns: Tensor) -> Tensor:
         """(users,): largest residual of right columns; its square is a sum of squares of normal variables."""
@@ -133,14 +134,13 @@ class Evidence:
         return Exchange(torch.cat([e.change for e in exchanges]), torch.cat([e.columns for e in exchanges]))
 
     def _best_exchange(self, columns: Tensor, known: Analytics) -> Exchange:
-        users, rounds = columns.shape
         change = self.flip_changes(columns)
         free = known.fixed < 0
         leaving = torch.where(columns & free, change, torch.inf)
         joining = torch.where(~columns & free, change, torch.inf)
         out, into, best = self._best_pair(leaving, joining, known)
         swapped = columns.clone()
-        who = torch.arange(users, device=columns.device)
+        who = torch.arange(len(columns), device=columns.device)
         possible = torch.isfinite(best)
         swapped[who[possible], out[possible]] = False
         swapped[who[possible], into[possible]] = True
@@ -172,7 +172,10 @@ class Evidence:
         who = torch.arange(len(leaving), device=leaving.device)
         if known.tiles.shape[1] <= LONG_TILE:
             out = into = tiles
-        chosen = out[who, tile, pair // length].clamp(max=rounds - 1), into[who, tile, pair % length].clamp(max=rounds - 1)
+        chosen = (
+            out[who, tile, pair // length].clamp(max=rounds - 1),
+            into[who, tile, pair % length].clamp(max=rounds - 1),
+        )
         return *chosen, best
 
     def _or_flip(

@@ -21,15 +21,17 @@ class Given(NamedTuple):
         if self.windows is not None:
             return self
         count = users if self.known is None or self.known.dim() != 2 else self.known.shape[1]
-        like = {"dtype": torch.float64, "device": self._device}
-        given = self._replace(windows=torch.zeros(0, rounds, **like), counts=torch.zeros(count, 0, **like))
+        nothing = torch.zeros(0, dtype=torch.float64, device=self._device)
+        given = self._replace(windows=nothing.reshape(0, rounds), counts=nothing.reshape(count, 0))
         if self.cohort_sizes is None or len(self.cohort_sizes) != rounds:
             return given
         return given._replace(known=_with_empty_rounds(self.known, self.cohort_sizes, (rounds, count)))
 
     @property
     def _device(self) -> torch.device:
-        return next((value.device for value in (self.known, self.cohort_sizes) if value is not None), torch.device("cpu"))
+        return next(
+            (value.device for value in (self.known, self.cohort_sizes) if value is not None), torch.device("cpu")
+        )
 
 
 def read_given(

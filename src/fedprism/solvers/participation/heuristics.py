@@ -156,4 +156,5 @@ class Meeting:
         """The nearest points (users, rounds) that lie in the space and keep the exact counts."""
         inside = points @ self._basis
         inside = inside - (inside @ self._directions - offset) @ self._directions.T
-        return inside @ self._basis.T
+        nearest: Tensor = inside @ self._basis.T
+        return nearest

@@ -116,9 +116,7 @@ def distance_of_others(space: SignalSpace, known: Analytics, columns: Tensor) ->
     return bound
 
 
-def _proved(
-    weights: Tensor, counts: Tensor, space: SignalSpace, sums: Tensor, sign: Tensor, free: Tensor
-) -> Tensor:
+def _proved(weights: Tensor, counts: Tensor, space: SignalSpace, sums: Tensor, sign: Tensor, free: Tensor) -> Tensor:
     """The bound that these dual vectors prove: smallest |z|, if on the right side everywhere, over |y|.
 
     weights (users, rounds) become S y with the nearest y: the part that lies in the space counts for nothing.

@@ -3,14 +3,17 @@
 Lam, Wei, Brooks, Reddi and Mitzenmacher, "Gradient Disaggregation: Breaking Privacy in Federated Learning by
 Reconstructing the User Participant Matrix", 2021.
 
-Differs from the paper in: all users are searched for at once instead of one integer program each; counts are not needed,
-they only say whose a column is and make up for rounds; noise is modelled, so a column is accepted if noise explains what it
-leaves over and not otherwise; columns come with a proof that no other column would do, or with the columns that would;
-counts may be unknown, inexact, under noise or of windows that overlap.
+Differs from the paper in: all users are searched for at once instead of one integer program each; counts are not
+needed, they only say whose a column is and make up for rounds; noise is modelled, so a column is accepted if noise
+explains what it leaves over and not otherwise; columns come with a proof that no other column would do, or with the
+columns that would; counts may be unknown, inexact, under noise or of windows that overlap.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +21,7 @@ from torch import Tensor
 
 from fedprism.runtime.executors import Executor
 from fedprism.runtime.progress import Listener
-from fedprism.solvers.participation.analytics import read_analytics
+from fedprism.solvers.participation.analytics import read_analytics, unknown_users
 from fedprism.solvers.participation.answers import Participation, ParticipationStatus, UserStatus
 from fedprism.solvers.participation.columns import Columns
 from fedprism.solvers.participation.counts import (
@@ -39,11 +42,16 @@ from fedprism.solvers.participation.quick_search import (
     search_with_cohorts,
 )
 from fedprism.solvers.participation.subspace import SignalSpace, signal_space
+from fedprism.solvers.participation.sums import may_be_read_again
 from fedprism.solvers.participation.unnamed_rules import Unnamed, doubted
 from fedprism.solvers.participation.unnamed_search import search_unnamed
 
 FEW_USERS, SHORT_WINDOW = 32, 32
 """Users and rounds of a window up to which counts find columns, and all that would do, faster than they name them."""
+PARTS = (16, 8, 4, 3)
+"""Parts of the rounds that are tried as the number of users where noise hides it."""
+WIDER = (1.0, 1.3, 2.0)
+"""Factors on the number of users that are tried as the rank where noise hides it."""
 
 
 def recover_participation(
@@ -69,10 +77,10 @@ def recover_participation(
     where unknown, right up to `count_tolerance`. Without windows and counts columns come out unnamed. With
     count_likelihood(reported, true), a log-likelihood, counts are reports under noise and may be any numbers, NaN where
     unknown. `users`: how many users there are behind the sums, read off their singular values unless said. known
-    (rounds, users): participation as far as it is known, NaN or -1 elsewhere. cohort_sizes (rounds,): how many took part.
-    Means are turned into sums first: multiply each round by its cohort size, or by the samples behind it where the mean is
-    weighted by them. `time_limit` in seconds holds for the integer programs that are solved for what faster methods leave
-    over; `executor` runs them. An interrupt ends the search and returns what is known by then.
+    (rounds, users): participation as far as it is known, NaN or -1 elsewhere. cohort_sizes (rounds,): how many took
+    part. Means are turned into sums first: multiply each round by its cohort size, or by the samples behind it where
+    the mean is weighted by them. `time_limit` in seconds holds for the integer programs that are solved for what faster
+    methods leave over; `executor` runs them. An interrupt ends the search and returns what is known by then.
 
     A proof that a column is the only one assumes that the user sends something that no one else does: not zeros in
     every round, and no combination of what others send. If the sums' rank says that this holds of all users, nothing is
@@ -84,8 +92,9 @@ def recover_participation(
     )
     expected = users or (len(given.counts) if given.counts is not None else None)
     sizes = given.cohort_sizes
+    space_at = partial(signal_space, aggregates, cohort_sizes=sizes, device=device, seed=seed)
     try:
-        space = signal_space(aggregates, expected_rank=expected, cohort_sizes=sizes, device=device, seed=seed)
+        space = space_at(expected_rank=expected)
     except KeyboardInterrupt:
         return _stopped(given, expected)
     given = given.over(len(space.silent), expected or space.rank)
@@ -94,14 +103,22 @@ def recover_participation(
     silent = space.silent if sizes is None else torch.zeros_like(space.silent)  # empty rounds are among what is known
     soft = SoftCounts(given.windows, given.counts, count_likelihood) if count_likelihood is not None else None
     limits = given.counts if soft is None else torch.full_like(given.counts, torch.nan)
-    analytics = read_analytics(given.windows, limits, given.known, silent, count_tolerance)
-    columns = Columns(space, analytics)
+    columns = Columns(space, read_analytics(given.windows, limits, given.known, silent, count_tolerance))
+    listener = progress or (lambda done, total: None)
+    nothing_known = soft is None and not bool(columns.informed.any())
+    if nothing_known and not space.clear and may_be_read_again(aggregates):
+        best = [columns]
+        with suppress(KeyboardInterrupt):
+            _search_ranks(best, space_at, expected, listener, seed)
+        hopeless = None if bool(best[0].unnamed.any()) else _hopeless(space, expected)
+        return best[0].answer(hopeless, assumed_rank=users is None, only_found=expected is None)
     hopeless = _hopeless(space, expected)
     if hopeless is None:
-        listener = progress or (lambda done, total: None)
         try:
             if soft is not None:
                 _search_under_noise(columns, soft, listener, seed)
+            elif nothing_known:
+                _search_without_counts(columns, columns.entries[:0], None, listener, seed)
             else:
                 everyone = expected == len(given.counts) and space.rank <= len(given.counts)
                 exact = ExactSearch(columns, executor, listener, time_limit)
@@ -112,6 +129,34 @@ def recover_participation(
         except KeyboardInterrupt:
             compare_users(columns)
     return columns.answer(hopeless, assumed_rank=not space.clear and users is None)
+
+
+def _search_ranks(
+    best: list[Columns], space_at: Callable[..., SignalSpace], expected: int | None, progress: Listener, seed: int
+) -> None:
+    """Under noise, without counts: try several ranks and keep the one at which most columns are found in `best`.
+
+    Noise of real updates is not white. In a space a little larger than the users' columns span more of them are found,
+    and no others; in one far larger the sums say too little.
+    """
+    first = best[0]
+    live = int((~first.space.silent).sum())
+    ranks = [live // part for part in PARTS] if expected is None else [round(factor * expected) for factor in WIDER]
+    most = 0
+    for rank in ranks:
+        if not 0 < rank < min(live - 1, first.space.parameters):
+            continue
+        analytics = first.analytics if expected is not None else unknown_users(rank, first.analytics)
+        tried = Columns(space_at(expected_rank=rank), analytics)
+        try:
+            _search_without_counts(tried, tried.entries[:0], None, progress, seed)
+        finally:
+            found = int((tried.unnamed & ~tried.doubtful).sum())
+            if found > most:
+                best[0] = tried
+        if found == expected or found < most:
+            return
+        most = max(most, found)
 
 
 def _search(columns: Columns, exact: ExactSearch, sizes: Tensor | None, progress: Listener, seed: int) -> None:
@@ -157,10 +202,11 @@ def _name(columns: Columns, found: Unnamed, given: Tensor, soft: SoftCounts | No
     known = columns.analytics.of(users)
     rate = float(pool.columns.double().mean()) if len(pool.columns) else 0.5
     agreement, by_chance = agreement_with_limits(known, pool.columns), limits_by_chance(known, rate)
+    proof = by_chance
     if soft is not None:
         agreement, by_chance = agreement + soft.agreement(pool.columns)[users], by_chance + soft.by_chance(rate)[users]
     naming = name_columns(agreement, by_chance, hidden=columns.space.rank - len(found.columns))
-    columns.name(users, pool, naming, by_chance)
+    columns.name(users, pool, naming, proof)
 
 
 def _hopeless(space: SignalSpace, users: int | None) -> ParticipationStatus | None:

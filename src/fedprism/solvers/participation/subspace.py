@@ -91,7 +91,8 @@ class SignalSpace:
     def basis(self) -> Tensor:
         """(rounds, rank) orthonormal: the space in which unweighted columns lie, without the silent rounds."""
         inverse = torch.where(self.silent, 0.0, 1 / self.weights.clamp(min=TINY))
-        return torch.linalg.qr(inverse[:, None] * self.signal)[0]
+        basis: Tensor = torch.linalg.qr(inverse[:, None] * self.signal)[0]
+        return basis
 
     @cached_property
     def sensing(self) -> Tensor:

@@ -1,7 +1,8 @@
 """Which columns found without counts are users', and which only look like it.
 
-Three things that are no user's column can lie in the space of the sums: sums and differences of users' columns that happen
-to be zeros and ones; columns that come near it by chance, which noise makes possible; and columns off by a round or two.
+Three things that are no user's column can lie in the space of the sums: sums and differences of users' columns that
+happen to be zeros and ones; columns that come near it by chance, which noise makes possible; and columns off by a round
+or two.
 """
 
 from __future__ import annotations
@@ -27,6 +28,12 @@ DEPENDENT = 1e-6
 """Part of a column's square outside the space of others up to which it is a combination of them."""
 LEAST_COEFFICIENT = 0.1
 """Coefficient of a column in a combination of others from which on it could be exchanged for that combination."""
+NEARLY = 2.0
+"""Rounds, in units of those that noise leaves undecided, in which a column may differ from a combination of others."""
+MOST_MISFIT = 1.8
+"""Squared residual over what noise explains, relative to the median column's, beyond which a column is not trusted:
+unions of two users' columns have 2 to 3 times as much, users' own columns on real updates mostly less than 1.5
+times."""
 MOST_COMBINATIONS = 10_000
 """Combinations that are zeros and ones beyond which no column is trusted."""
 MOST_TERMS = 3
@@ -67,8 +74,8 @@ def accidents(evidence: Evidence, columns: Tensor) -> Tensor:
 def settled(evidence: Evidence, columns: Tensor, known: Tensor) -> Unnamed:
     """The likeliest independent columns out of those that lie in the space (any, rounds); `known` ones are kept.
 
-    A column that is the sum of two others of the space gives way to them. Of columns that depend on each other those with
-    the fewest ones are the likeliest, as long as users take part in fewer than half of the rounds.
+    A column that is the sum of two others of the space gives way to them. Of columns that depend on each other those
+    with the fewest ones are the likeliest, as long as users take part in fewer than half of the rounds.
     """
     columns = torch.unique(columns, dim=0)
     parts = _parts(evidence, columns)
@@ -87,10 +94,13 @@ def doubted(evidence: Evidence, found: Unnamed, known: Tensor) -> Unnamed:
     others = _combinations(columns)
     if others is None:
         return found._replace(certain=_is_in(columns, known))
-    everything = torch.unique(torch.cat([columns, others]), dim=0)
+    everything = torch.unique(torch.cat([columns, confirmed(evidence, others)]), dim=0)
     columns, certain, _ = _likeliest(evidence, everything, known)
     if len(columns) < evidence.space.rank and _expected_combinations(evidence, columns) > LEAST_CHANCE:
         certain = _is_in(columns, known)
+    if not evidence.space.quiet and len(columns):
+        misfit = evidence.residual(columns).square() / evidence.variance(columns).clamp(min=1e-300)
+        certain = certain & ((misfit < MOST_MISFIT * misfit.median()) | _is_in(columns, known))
     return Unnamed(columns, certain)
 
 
@@ -100,8 +110,21 @@ def _likeliest(evidence: Evidence, columns: Tensor, known: Tensor) -> tuple[Tens
     weight = torch.where(_is_in(columns, known), -1, weight)
     weight = torch.where((columns | evidence.space.silent).all(1), -2, weight)  # whoever is always there
     columns = columns[weight.argsort(stable=True)]
-    kept = _independent(columns, evidence.undecided_rounds(columns))
+    undecided = NEARLY * evidence.undecided_rounds(columns)
+    kept = _independent(columns, undecided)
+    if not evidence.space.quiet:
+        kept &= ~_covering(columns, undecided)
     return columns[kept], _preferred(columns[kept], columns[~kept]), columns[~kept]
+
+
+def _covering(columns: Tensor, undecided: Tensor) -> Tensor:
+    """(any,): whether a column nearly contains another, as the union of two users' columns does under noise."""
+    values = columns.double()
+    weight = values.sum(1)
+    missing = weight[:, None] - values @ values.T  # [a, c]: how many of a's rounds are not c's
+    heavier = weight > weight[:, None]
+    telling = weight[:, None] > 2 * undecided[:, None]
+    return ((missing <= undecided) & heavier & telling).any(0)
 
 
 def _log_odds(columns: Tensor) -> float:
@@ -113,7 +136,8 @@ def _log_odds(columns: Tensor) -> float:
 def _combinations(columns: Tensor) -> Tensor | None:
     """Columns that are a + b, a - b or a + b - c of others, if they are not too many; sums only with light ones.
 
-    Whole numbers x of which none is below -1 have x² = x in sum if and only if all are zeros and ones: inner products tell.
+    Whole numbers x of which none is below -1 have x² = x in sum if and only if all are zeros and ones: inner products
+    tell.
     """
     values = columns.double()
     gram, weight = values @ values.T, values.sum(1)
@@ -143,7 +167,8 @@ def _is_in(columns: Tensor, others: Tensor) -> Tensor:
         return torch.zeros(len(columns), dtype=torch.bool, device=columns.device)
     both = torch.cat([columns, torch.unique(others, dim=0)])
     _, number, count = torch.unique(both, dim=0, return_inverse=True, return_counts=True)
-    return (count[number] > 1)[: len(columns)]
+    repeated: Tensor = (count[number] > 1)[: len(columns)]
+    return repeated
 
 
 def _parts(evidence: Evidence, columns: Tensor) -> Tensor:
@@ -152,7 +177,7 @@ def _parts(evidence: Evidence, columns: Tensor) -> Tensor:
     Such a column has a second vector of the space within its rounds, constant on each of its parts.
     """
     basis = evidence.space.basis
-    parts = []
+    parts = list[Tensor]()
     waiting = columns
     while len(waiting):
         rows = waiting.to(basis)
@@ -166,7 +191,9 @@ def _parts(evidence: Evidence, columns: Tensor) -> Tensor:
             values = rows * (vector @ basis.T)
             vector = values @ basis
         outside = 1 - values.square().sum(1)
-        chosen = (outside < evidence.undecided_rounds(waiting) / waiting.sum(1).clamp(min=1) + INSIDE) & (waiting.sum(1) > 1)
+        chosen = (outside < evidence.undecided_rounds(waiting) / waiting.sum(1).clamp(min=1) + INSIDE) & (
+            waiting.sum(1) > 1
+        )
         if not bool(chosen.any()):
             break
         upper = _upper_part(values[chosen], waiting[chosen])
@@ -215,7 +242,8 @@ def _preferred(kept: Tensor, dropped: Tensor) -> Tensor:
     coefficients = torch.linalg.lstsq(values.T, dropped.double().T).solution.T  # (dropped, kept)
     odds = (dropped.sum(1)[:, None] - kept.sum(1)) * _log_odds(kept)
     exchangeable = coefficients.abs() > LEAST_COEFFICIENT
-    return certain & ~(exchangeable & (odds < LEAST_ODDS)).any(0)
+    certain &= ~(exchangeable & (odds < LEAST_ODDS)).any(0)
+    return certain
 
 
 def _expected_combinations(evidence: Evidence, columns: Tensor) -> float:

@@ -1,9 +1,10 @@
 """Columns without counts: zeros and ones in the space of the sums, found as independent sources.
 
-Rounds are samples and users are independent sources that are on or off, so the sums alone are a mixture that independent
-component analysis takes apart. Hyvärinen, "Fast and robust fixed-point algorithms for independent component analysis",
-1999, with the posterior mean of a source of zeros and ones as the nonlinearity: it knows what it looks for, where skewness
-and kurtosis vanish at one rate or another. Every column found is projected out, which leaves an easier problem.
+Rounds are samples and users are independent sources that are on or off, so the sums alone are a mixture that
+independent component analysis takes apart. Hyvärinen, "Fast and robust fixed-point algorithms for independent component
+analysis", 1999, with the posterior mean of a source of zeros and ones as the nonlinearity: it knows what it looks for,
+where skewness and kurtosis vanish at one rate or another. Every column found is projected out, which leaves an easier
+problem.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ LEAST_NOISE = 0.02
 """Added to the variance of what is not the source, which would be zero at an overlap of one."""
 ROUND_TRIPS = 5
 """Projections and roundings that a direction gets before it is checked."""
+SAME = 1e-6
+"""Singular value, relative to the largest, up to which a direction is a combination of others."""
 HALVINGS = 8
 """Steps towards the threshold between two clusters of values."""
 
@@ -78,7 +81,8 @@ def search_unnamed(
 def _whitened(basis: Tensor) -> Tensor:
     """(live rounds, at most rank) single precision: orthonormal, and each of mean zero."""
     left, values, _ = torch.linalg.svd(basis - basis.mean(0), full_matrices=False)
-    return left[:, values > 1e-6].float()
+    directions: Tensor = left[:, values > SAME]
+    return directions.float()
 
 
 def _without(directions: Tensor, columns: Tensor) -> Tensor:
@@ -88,8 +92,9 @@ def _without(directions: Tensor, columns: Tensor) -> Tensor:
     centred = columns.to(directions) - columns.to(directions).mean(1, keepdim=True)
     inside = (centred @ directions).double()
     _, values, right = torch.linalg.svd(inside, full_matrices=True)
-    rank = int((values > 1e-6 * values[:1]).sum())
-    return (directions.double() @ right[rank:].T).float()
+    rank = int((values > SAME * values[:1]).sum())
+    rest: Tensor = directions.double() @ right[rank:].T
+    return rest.float()
 
 
 def _starts(directions: Tensor, order: int, rng: torch.Generator) -> Tensor:
@@ -148,13 +153,15 @@ def _rounded(evidence: Evidence, values: Tensor, live: Tensor) -> Tensor:
     for _ in range(ROUND_TRIPS):
         projected = (columns.float() @ basis) @ basis.T
         # The sign of a direction is not known: the complement is looked at, too.
-        missed, turned = (columns.float() - projected).square().sum(1), (
-            (~columns).float() - (everything - projected)
-        ).square().sum(1)
+        missed, turned = (
+            (columns.float() - projected).square().sum(1),
+            ((~columns).float() - (everything - projected)).square().sum(1),
+        )
         columns = torch.where((missed <= turned)[:, None], projected, everything - projected) > 0.5
     full = torch.zeros(len(columns), len(live), dtype=torch.bool, device=columns.device)
     full[:, live] = columns
     full = torch.unique(full, dim=0)
     if not evidence.space.quiet:
         full = torch.unique(evidence.corrected(full), dim=0)
-    return full[full.any(1)]
+    columns = full[full.any(1)]
+    return columns
