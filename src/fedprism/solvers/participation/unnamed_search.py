@@ -160,8 +160,7 @@ def _rounded(evidence: Evidence, values: Tensor, live: Tensor) -> Tensor:
         columns = torch.where((missed <= turned)[:, None], projected, everything - projected) > 0.5
     full = torch.zeros(len(columns), len(live), dtype=torch.bool, device=columns.device)
     full[:, live] = columns
-    full = torch.unique(full, dim=0)
     if not evidence.space.quiet:
-        full = torch.unique(evidence.corrected(full), dim=0)
-    columns = full[full.any(1)]
-    return columns
+        full = evidence.corrected(torch.unique(full, dim=0))
+    each: Tensor = torch.unique(full, dim=0)
+    return each[each.any(1)]
