@@ -82,7 +82,7 @@ def draw_times(rows: Sequence[Row]) -> str:
 
 
 def draw_seconds(rows: Sequence[Row], split: str, along: str, methods: Sequence[str]) -> str:
-    """Least, mean and most seconds of the trials along a column; curves for each value of the column `split`, if any."""
+    """Least, mean and most seconds of the trials along a column; curves for each value of the column `split`."""
     kinds: dict[str, Callable[[Outcome], float]] = {
         "least": lambda entry: min(entry.seconds),
         "mean": lambda entry: entry.seconds_a_batch,

@@ -13,7 +13,7 @@ class UserStatus(StrEnum):
     SOLVED = "a column that explains the sums and keeps the counts; that there is no other is not proved"
     AMBIGUOUS = "several columns explain the sums and keep the counts; the alternatives that were found are listed"
     UNNAMED = "a column that explains the sums; nothing that is known tells whose it is"
-    UNCERTAIN = "the likeliest column found; noise leaves others nearly as likely"
+    UNCERTAIN = "the likeliest column found; others would do nearly as well"
     UNSOLVED = "no column that explains the sums was found"
     GIVEN = "determined by the counts alone, or known beforehand"
     INACTIVE = "never took part"
