@@ -19,13 +19,16 @@ def reproduce(
         bool, typer.Option("--quick", help="Embedded photographs and a small network: under a minute, no data folder.")
     ] = False,
     data_dir: DataDir = None,
-    batches: Annotated[int | None, typer.Option(min=1, metavar="K", help="Batches a cell; else the paper's.")] = None,
-    sizes: Annotated[str | None, typer.Option(metavar="N,N,...", help="Batch sizes; else the paper's.")] = None,
+    batches: Annotated[
+        int | None, typer.Option(min=1, metavar="K", help="Batches per cell; else the recipe's own.")
+    ] = None,
+    sizes: Annotated[str | None, typer.Option(metavar="N,N,...", help="Batch sizes; else the recipe's own.")] = None,
     iterations: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Iterations of the re-run baselines; else the paper's.")
+        int | None, typer.Option(min=1, metavar="N", help="Iterations of every iterated method; else the recipe's own.")
     ] = None,
     inverted: Annotated[
-        int | None, typer.Option(min=1, metavar="K", help="Images a batch to render from features; else the paper's.")
+        int | None,
+        typer.Option(min=1, metavar="K", help="Images per batch to render from features; else the recipe's own."),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="DIR", help="Folder for the results; else fedprism-RECIPE.")
@@ -34,6 +37,24 @@ def reproduce(
         int | None,
         typer.Option(min=1, metavar="N", help="Parts at a time, where a recipe has such (docs/recipes.md)."),
     ] = None,
+    tune: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Choose the baselines' weights in N rehearsals; else the published ones."
+        ),
+    ] = None,
+    encodings: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Epochs of encodings for an attacker on mixed images; else the recipe's own."
+        ),
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Compute only such rows; may be repeated.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the rows and what they took before; compute nothing.")
+    ] = False,
     seed: Seed = 0,
     device: Device = None,
 ) -> None:
@@ -45,18 +66,27 @@ def reproduce(
     tables = papers()
     chosen = row(tables.RECIPES, recipe, "recipe")
     folder = output or Path(f"fedprism-{recipe}")
-    publishing.require_writable(folder)
     settings = tables.Settings(
         quick=quick,
         batches=batches,
         sizes=_whole_numbers(sizes) if sizes is not None else None,
         iterations=iterations,
         inverted=inverted,
+        encodings=encodings,
+        tune=tune,
+        only=tuple(only or ()),
         seed=seed,
         data_dir=data_dir,
         device=device,
         workers=workers,
     )
+    if dry_run:
+        rows = tables.planned(chosen, settings, lambda _: None)
+        took = tables.recorded_time(chosen, settings, folder, len(rows))
+        lines = [", ".join(f"{key}={value}" for key, value in row.items()) for row in rows]
+        answer({"rows": rows, "time": took}, lambda: [*lines, f"{len(rows)} rows. {took}"])
+        return
+    publishing.require_writable(folder)
     with progress_bar() as announce:
         rows = tables.carry_out(chosen, settings, folder, announce)
     notes = [] if PRINTING.quiet else [f"- {note}" for note in tables.notes(chosen, settings, rows)]
