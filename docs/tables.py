@@ -1,4 +1,4 @@
-"""Writes the tables of docs/choosing.md and docs/design.md from the code, those of docs/performance.md from results.
+"""Writes the tables of the reference and of docs/explanation/design.md from the code, others from stored results.
 
     python docs/tables.py
 
@@ -42,7 +42,8 @@ sys.path.append(str(HERE.parent / "tests"))
 
 import rooms  # noqa: E402
 
-CHOOSING, PERFORMANCE, DESIGN = HERE / "choosing.md", HERE / "performance.md", HERE / "design.md"
+METHODS, DESIGN = HERE / "reference" / "methods.md", HERE / "explanation" / "design.md"
+PERFORMANCE = HERE.parent / "research" / "performance.md"
 RESULTS = HERE.parent / "benchmarks" / "results"
 
 ANY_NETWORK = "any differentiable network; gradients and FedAvg deltas"
@@ -227,5 +228,5 @@ def filled(page: str) -> str:
 
 
 if __name__ == "__main__":
-    for written in (CHOOSING, PERFORMANCE, DESIGN):
+    for written in (METHODS, PERFORMANCE, DESIGN):
         written.write_text(filled(written.read_text()))

@@ -16,7 +16,8 @@ import pytest
 from fedprism import cli
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+RUN = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*RUN, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "research").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)[^)]*\)")
 SKIP = "<!-- not run -->"
@@ -63,7 +64,11 @@ def links(page: str) -> list[str]:
 COMMANDS = sorted({command for page in PAGES for command in quick_commands(page.read_text())})
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def short(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("page", RUN, ids=short)
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": f"docs.{page.stem}"}
@@ -81,7 +86,7 @@ def test_quick_commands_answer(command: str, capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out.strip()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=short)
 def test_links_lead_somewhere(page: Path) -> None:
     missing = [target for target in links(page.read_text()) if not (page.parent / target).exists()]
     assert missing == []

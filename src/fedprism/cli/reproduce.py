@@ -32,7 +32,7 @@ def reproduce(
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Parts at a time, where a recipe has such (docs/recipes.md)."),
+        typer.Option(min=1, metavar="N", help="Parts at a time, where a recipe has such (research/recipes.md)."),
     ] = None,
     seed: Seed = 0,
     device: Device = None,
