@@ -142,6 +142,7 @@ def _why_not(probe: Observation, plan: Plan, *, tampering: bool) -> dict[str, st
     """For every attack of the table why it is not chosen; None where it is."""
     circumstances = Circumstances(
         dense_layer_first=_dense_first(probe),
+        dense_layer_tells=_dense_first(probe, with_bias=True),
         looks_up=_holds(lambda probe: coded_pass(probe).lookups, probe),
         patches_first=_holds(_patches_first, probe),
         few_places=_holds(_at_few_places, probe),
@@ -217,11 +218,13 @@ def _holds(question: Callable[[Observation], object], probe: Observation) -> boo
         return False
 
 
-def _dense_first(probe: Observation) -> bool:
+def _dense_first(probe: Observation, *, with_bias: bool = False) -> bool:
     """Whether the input feeds a dense layer that is trained, which closed forms need."""
 
     def asked(probe: Observation) -> bool:
-        return network_map(probe).fed_by_input(probe.rounds[0].update) is not None
+        update = probe.rounds[0].update
+        layer = network_map(probe).fed_by_input(update)
+        return layer is not None and (layer.bias in update or not with_bias)
 
     return _holds(asked, probe)
 

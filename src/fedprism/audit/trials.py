@@ -116,8 +116,8 @@ def _guesses(materials: Materials, pool: Inputs, seed: int, count: int) -> Mappi
 def _captured(setup: Setup, cell: CaptureCell, device: str | None) -> Setting:
     captures = setup.plan.captures
     assert captures is not None
-    truth = load_truth(setup.base / captures.truths[cell.number - 1]) if captures.truths else None
     observation = assuming(setup.observation(captures.folders[cell.number - 1]), cell.assumed)
+    truth = load_truth(setup.base / captures.truths[cell.number - 1], observation) if captures.truths else None
     return Setting(observation=observation, truth=truth)
 
 

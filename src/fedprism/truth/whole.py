@@ -1,4 +1,4 @@
-"""The ground truth of a simulation. Only `simulation` and `scoring` import this module, and a test enforces it."""
+"""The ground truth of a simulation, written whole. Only rooms below the wall import it, and a test enforces that."""
 
 from __future__ import annotations
 
@@ -87,11 +87,11 @@ def save_truth(truth: Truth, folder: str | os.PathLike[str]) -> Path:
     return target
 
 
-def load_truth(folder: str | os.PathLike[str]) -> Truth:
+def whole_truth(folder: Path) -> Truth:
     """Read and check what `save_truth` wrote."""
-    path = Path(folder) / FILE
+    path = folder / FILE
     if not path.is_file():
-        raise BadInput(f"'{Path(folder).name}' has no {FILE}. Give a folder with ground truth.")
+        raise BadInput(f"'{folder.name}' has no {FILE}. Give a folder with ground truth.")
     file = TensorFile(path)
     file.check_finite()
     try:
