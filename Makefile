@@ -14,7 +14,7 @@ ifeq ($(origin SETTINGS_$(CPU)),undefined)
   $(error CPU is $(CPU); use this, avx2 or sse41)
 endif
 
-.PHONY: demo test lint lock newest docs bench rounding bench-gpu memory-gpu growth growth-gpu clean
+.PHONY: demo test lint lock newest tables docs pictures bench rounding bench-gpu memory-gpu growth growth-gpu clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedprism demo
@@ -37,6 +37,10 @@ lock: $(VENV)/.installed
 newest:
 	rm -rf .venv-newest
 	$(MAKE) lint test VENV=.venv-newest PINNED=
+
+# The tables of the documentation, which are made from the code and from stored results.
+tables: $(VENV)/.installed
+	$(BIN)/python docs/tables.py
 
 # The documentation as a site, build/docs/index.html; a warning is an error.
 docs: $(VENV)/.installed
