@@ -192,6 +192,9 @@ class CapturesPart(Strict):
         Field(description="folders with captures, as the recorder writes them")
     )
     truths: tuple[Path_, ...] = Field(default=(), description="a truth folder for each capture, to score against")
+    most_updates: Count = Field(
+        default=12, description="how many updates of a capture are attacked one by one, chosen by what may leak most"
+    )
     knowledge: RecordedPart = Field(
         default=RecordedPart(), description="what is known beside the updates, where captures do not tell it"
     )
