@@ -194,6 +194,9 @@ class CapturesPart(Strict):
     truths: tuple[Path_, ...] = Field(
         default=(), description="a folder with ground truth for each capture, to score against"
     )
+    most_updates: Count = Field(
+        default=12, description="how many updates of a capture are attacked one by one, chosen by what may leak most"
+    )
     knowledge: RecordedPart = Field(
         default=RecordedPart(), description="what is known beside the updates, if captures do not say it"
     )

@@ -116,7 +116,7 @@ def _guesses(materials: Materials, pool: Inputs, seed: int, count: int) -> Mappi
 def _captured(setup: Setup, cell: CaptureCell, device: str | None) -> Setting:
     captures = setup.plan.captures
     assert captures is not None
-    observation = assuming(setup.observation(captures.folders[cell.number - 1]), cell.assumed)
+    observation = assuming(setup.observation(captures.folders[cell.number - 1], cell.updates), cell.assumed)
     truth = load_truth(setup.base / captures.truths[cell.number - 1], observation) if captures.truths else None
     return Setting(observation=observation, truth=truth)
 

@@ -9,7 +9,7 @@ import copy
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,24 +58,37 @@ T = TypeVar("T")
 GROUPED_FIELDS = ("labels", "public_data", *UPDATE_FIELDS)
 """Knowledge of several tensors, written as `field.part`."""
 
+ABOUT_EACH_UPDATE = ("batch_size", "labels", "batchnorm_exact")
+"""Knowledge with an entry for each update, where there are several."""
+ABOUT_ALL_ROUNDS = ("participation", "windows", "counts", "cohort_sizes", "mixing")
+"""Knowledge that says something only about all rounds together."""
 MOST_CLASSES = 2**31
 """Classes that labels may speak of where nobody knows how many there are."""
 
 
-def load(folder: str | os.PathLike[str], *, model: nn.Module | None = None) -> Observation:
-    """Read and check a capture. `model` stands in for captures that name none, and overrules one that is named."""
+def load(
+    folder: str | os.PathLike[str], *, model: nn.Module | None = None, updates: Sequence[int] | None = None
+) -> Observation:
+    """Read and check a capture. `model` stands in for captures that name none, and overrules one that is named.
+
+    updates: only these, by their places from 0 on; files of the others are not opened.
+    """
     capture = _Folder(Path(folder))
     described = parse(capture.manifest())
     named = described.model or ModelEntry()
     try:
         outline = model if model is not None else _outline(named)
         layout = Layout.of(outline, weights_known=model is not None)
-        rounds = tuple(_read_round(entry, position, capture, layout) for position, entry in enumerate(described.rounds))
+        every = len(described.rounds)
+        places = range(every) if updates is None else updates
+        rounds = tuple(_read_round(described.rounds[place], place, capture, layout) for place in places)
         classes = _classes(outline, described.knowledge) if model is None else None
-        entries = None if described.of_aggregates else len(rounds)
+        entries = None if described.of_aggregates else every
         knowledge = _read_knowledge(described.knowledge, capture, entries, classes)
         if knowledge.mixing is not None:
-            Told.of(knowledge.mixing, len(rounds))
+            Told.of(knowledge.mixing, every)
+        if updates is not None:
+            knowledge = _about(knowledge, updates, every)
         trapdoor = capture.optional(TRAPDOOR_FILE)
         capture.check_finite()
         # A model that is handed in stays the caller's: its mode is not changed.
@@ -296,6 +309,16 @@ def _read_knowledge(entry: KnowledgeEntry, capture: _Folder, rounds: int | None,
     if public is not None:
         _check_public(public, entry, classes)
     return dataclasses.replace(_plain_knowledge(entry), **values)
+
+
+def _about(knowledge: Knowledge, places: Sequence[int], rounds: int) -> Knowledge:
+    """What is known about some updates. What is known about all rounds together is left out."""
+    chosen: dict[str, Any] = dict.fromkeys(ABOUT_ALL_ROUNDS)
+    for name in ABOUT_EACH_UPDATE:
+        value = getattr(knowledge, name)
+        if isinstance(value, tuple) and len(value) == rounds:
+            chosen[name] = tuple(value[place] for place in places) if len(places) > 1 else value[places[0]]
+    return dataclasses.replace(knowledge, **chosen)
 
 
 def _read_defense(entry: DefenseEntry) -> Defense:
