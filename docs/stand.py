@@ -79,7 +79,7 @@ def _line(item: Mapping[str, Any]) -> str:
         again, ours = "run; no number to compare", "–"
     else:
         again, ours = said(item, ours=False), said(item, ours=True)
-    name = item["item"] if item["page"] is None else f"[{item['item']}]({Path(item['page']).name})"
+    name = item["item"] if item["page"] is None else f"[{item['item']}](../{item['page']})"
     return f"| {name} | {item['about']} | {again} | {ours} |"
 
 

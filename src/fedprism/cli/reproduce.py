@@ -20,33 +20,39 @@ def reproduce(
     ] = False,
     data_dir: DataDir = None,
     batches: Annotated[
-        int | None, typer.Option(min=1, metavar="K", help="Batches per cell; else the recipe's own.")
+        int | None, typer.Option(min=1, metavar="K", help="Batches per cell; default: the recipe's own.")
     ] = None,
-    sizes: Annotated[str | None, typer.Option(metavar="N,N,...", help="Batch sizes; else the recipe's own.")] = None,
+    sizes: Annotated[
+        str | None, typer.Option(metavar="N,N,...", help="Batch sizes; default: the recipe's own.")
+    ] = None,
     iterations: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Iterations of every iterated method; else the recipe's own.")
+        int | None,
+        typer.Option(min=1, metavar="N", help="Iterations of every iterated method; default: the recipe's own."),
     ] = None,
     inverted: Annotated[
         int | None,
-        typer.Option(min=1, metavar="K", help="Images per batch to render from features; else the recipe's own."),
+        typer.Option(min=1, metavar="K", help="Images per batch to render from features; default: the recipe's own."),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Folder for the results; else fedprism-RECIPE.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="DIR", help="Folder for the results; default: fedprism-RECIPE."),
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Parts at a time, where a recipe has such (docs/recipes.md)."),
+        typer.Option(
+            min=1, metavar="N", help="Number of parts at a time, for recipes that have parts (research/recipes.md)."
+        ),
     ] = None,
     tune: Annotated[
         int | None,
         typer.Option(
-            min=1, metavar="N", help="Choose the baselines' weights in N rehearsals; else the published ones."
+            min=1, metavar="N", help="Choose the baselines' weights in N rehearsals; default: the published ones."
         ),
     ] = None,
     encodings: Annotated[
         int | None,
         typer.Option(
-            min=1, metavar="N", help="Epochs of encodings for an attacker on mixed images; else the recipe's own."
+            min=1, metavar="N", help="Epochs of encodings for an attacker on mixed images; default: the recipe's own."
         ),
     ] = None,
     only: Annotated[
@@ -58,7 +64,7 @@ def reproduce(
     seed: Seed = 0,
     device: Device = None,
 ) -> None:
-    """Run a table of a paper again, one of `fedprism list recipes`: its numbers beside what is measured here."""
+    """Run a table of a paper again: its numbers beside those measured here."""
     from fedprism.checks import row
     from fedprism.cli.papers import papers
     from fedprism.files import publishing
@@ -92,7 +98,7 @@ def reproduce(
     notes = [] if PRINTING.quiet else [f"- {note}" for note in tables.notes(chosen, settings, rows)]
     answer(
         json.loads((folder / "results.json").read_text()),
-        lambda: [tables.table(chosen, rows), *notes, f"The table with its pictures: {folder / 'table.md'}"],
+        lambda: [tables.table(chosen, rows), *notes, f"Table and pictures: {folder / 'table.md'}"],
     )
 
 
@@ -101,4 +107,4 @@ def _whole_numbers(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(word) for word in text.split(","))
     except ValueError as error:
-        raise BadInput(f"expected --sizes as whole numbers like 32,64, found '{text}'; correct it.") from error
+        raise BadInput(f"--sizes takes whole numbers such as 32,64, not '{text}'.") from error
