@@ -67,7 +67,7 @@ WORKS_ON = {
     "mixing-angle": ANY_NETWORK,
     "mixing-orthogonal": ANY_NETWORK,
     "cocktail-party": "a dense layer with at least as many units as samples, fed by the input or by convolutions",
-    "disaggregation": "sums of several rounds with the same model; knows windows and counts, or participation",
+    "disaggregation": "sums of several rounds with the same model; counts or participation name users",
     "property-inference": "any network",
     "mixup-decoding": MIXTURES,
     "instahide-decoding": MIXTURES,

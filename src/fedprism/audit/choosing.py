@@ -179,15 +179,13 @@ def lacking(attack: Attack, capture: Observation) -> str | None:
 
 
 def _has_sums(probe: Observation, plan: Plan) -> bool:
-    """Whether there are sums of several rounds, and something that says who took part in them."""
+    """Whether there are sums of several rounds of one model."""
     federation = plan.federation
     if plan.captures is None:
         several = max(plan.grid.clients) > 1 and federation.rounds > 1
-        return several and federation.frozen and federation.window is not None
-    known, rounds = probe.knowledge, probe.rounds
-    counted = known.participation is not None or (known.windows is not None and known.counts is not None)
-    named = all(round.participants is not None for round in rounds)
-    return len(rounds) > 1 and any(round.clients > 1 for round in rounds) and (counted or named)
+        return several and federation.frozen
+    rounds = probe.rounds
+    return len(rounds) > 1 and any(round.clients > 1 for round in rounds)
 
 
 def _normalises(probe: Observation) -> bool:
