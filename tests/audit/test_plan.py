@@ -112,7 +112,7 @@ def test_a_plan_survives_json() -> None:
         (f'{START}[scores]\nmetrics = ["psmr"]', ["scores.metrics", "compared with the truth", "did you mean psnr?"]),
         (f"{START}[federation]\nwindow = 3", ["a window of at most 1 rounds"]),
         (f'{START}[federation]\ncounts = "laplace"', ["federation.counts", "epsilon"]),
-        (f'{START}[federation]\ncounts = {{name = "laplace", epsilon = 1}}', ["a window beside counts"]),
+        (f'{START}[federation]\ncounts = {{name = "laplace", epsilon = 1}}', ["counts need a window"]),
         (f'{START}[federation]\ncounts = {{name = "laplac", epsilon = 1}}', ["did you mean laplace?"]),
         ("title = ", ["TOML"]),
         ("a = [" + "[" * 5000, ["TOML"]),
