@@ -10,7 +10,6 @@ Language Models", NeurIPS 2024, who look tokens up in it. Here nothing has to be
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from dataclasses import dataclass
@@ -25,8 +24,9 @@ from torch import Tensor
 from fedprism import losses
 from fedprism.attacks.base import Circumstances, UpdateAttack
 from fedprism.attacks.certificate import certified, explaining_labels
-from fedprism.attacks.gradient_matching.forward import FORWARD_USES, Forward, likely_forward
+from fedprism.attacks.gradient_matching.forward import FORWARD_USES, likely_forward
 from fedprism.attacks.gradient_matching.labels import Labels, given_labels
+from fedprism.attacks.refinement import doubled
 from fedprism.client.observed import direction
 from fedprism.errors import NotApplicable
 from fedprism.inputs import values_in
@@ -201,7 +201,7 @@ class _Misfit:
     """The difference between the directions of two updates in double precision, as a function of the open numbers."""
 
     def __init__(self, observation: Observation, space: OpenSpace, labels: Tensor) -> None:
-        self.forward, self.space, self.labels = _doubled(likely_forward(observation)), space, labels
+        self.forward, self.space, self.labels = doubled(likely_forward(observation)), space, labels
         self.observation = observation
         self.target = _unit(self.forward.target)
 
@@ -222,19 +222,6 @@ def _unit(tensors: tuple[Tensor, ...] | list[Tensor]) -> Tensor:
     together = torch.cat([tensor.detach().flatten().double().cpu() for tensor in tensors])
     unit: Tensor = together / together.norm().clamp_min(torch.finfo(torch.float64).tiny)
     return unit
-
-
-def _doubled(forward: Forward) -> Forward:
-    def double(update: Update) -> dict[str, Tensor]:
-        return {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in update.items()}
-
-    return dataclasses.replace(
-        forward,
-        model=forward.model.double(),
-        params=double(forward.params),
-        buffers=double(forward.buffers),
-        target=tuple(tensor.double() for tensor in forward.target),
-    )
 
 
 def _space(observation: Observation, layer: PlacedLayer, gradient: Update, samples: int) -> OpenSpace | None:
