@@ -40,7 +40,7 @@ def advised(*entries: dict[str, Any]) -> advice.Advice:
         (attack(psnr=15.0, answered=1), Leak.GONE),
         (attack(metrics={"psnr": figure(15.0, off=5.0, null=13.0)}), Leak.GONE),
         (attack(), Leak.GONE),
-        (attack(metrics={"avd_floor": figure(0.1, null=0.3)}, answered=0), Leak.GONE),
+        (attack(metrics={"avd_floor": figure(0.1, null=0.3)}, returned=0), Leak.GONE),
         (attack(metrics={"columns": figure(0.7, closest=1.0, null=0.4)}), Leak.FAITHFUL),
         (attack(metrics={"columns": figure(0.5, off=0.3, closest=0.85, null=0.4)}), Leak.RECOGNISABLE),
         (attack(metrics={"update-error": figure(0.6, closest=1e-5, null=None)}), Leak.FAITHFUL),
