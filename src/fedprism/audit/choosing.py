@@ -12,7 +12,7 @@ from fedprism.audit.entries import AttackEntry, DefenseEntry, ThreatEntry
 from fedprism.audit.materials import Materials
 from fedprism.audit.plan import Plan, RecordedPart
 from fedprism.errors import FedprismError, NotApplicable
-from fedprism.inputs import shape_of, types_of
+from fedprism.inputs import shape_of, types_of, values_in
 from fedprism.network.batchnorm import batchnorm_layers
 from fedprism.network.lookups import coded_pass
 from fedprism.network.network_map import network_map
@@ -199,10 +199,10 @@ def _at_few_places(probe: Observation) -> bool:
 
     A dense layer with a bias that is fed the input as a whole does not count: dense-inversion reads it.
     """
-    first = probe.rounds[0]
+    first, entries = probe.rounds[0], values_in(probe.knowledge.blank(1))
     for layer in placed_layers(probe):
         operation, places = layer.operation, len(layer.entries)
-        divisible = places == 1 and operation.bias in first.update
+        divisible = places == 1 and layer.entries.numel() == entries and operation.bias in first.update
         if operation.weight in first.update and not divisible and places <= len(operation.rows(first.params)):
             return True
     return False
