@@ -242,7 +242,7 @@ def test_a_proposed_plan_trains_with_a_loss_that_fits(
     assert -1.02 < low <= -0.99
     assert 1.99 <= high < 2.02
     assert lay_out(Setup(written, tmp_path)).cells
-    with pytest.raises(BadPlan, match=r"within data.bounds \[0, 1\], found values from -1 to 2"):
+    with pytest.raises(BadPlan, match=r"within data.bounds \[0, 1\], has values from -1 to 2"):
         lay_out(
             Setup(written.model_copy(update={"data": written.data.model_copy(update={"bounds": (0, 1)})}), tmp_path)
         )
