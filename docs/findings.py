@@ -25,6 +25,8 @@ ABOUT_THE_PROTOCOL = {
     "clients-refused": "Clients that inspect models refused to train on the one they were sent.",
     "differences-sent": "Clients sent differences of weights. They are recorded as such.",
     "arrays-passed-by": "Messages held arrays beside the model. These are neither recorded nor attacked.",
+    "parts-unsent": "Only a part of the model travels, such as adapters. Attacks take the rest from the given model.",
+    "clients-silent": "Answers that the server asked for did not come. The finding counts them by round.",
     "rounds-left-out": "Updates of some rounds are not in the recording.",
     "recorder-failed": "The recorder could not do something. The finding names it.",
     "samples-read-off": "The watch recovered samples from an update while the run was going on.",
