@@ -111,6 +111,9 @@ def test_a_plan_survives_json() -> None:
         (grid("when = 1979-05-27"), ["date"]),
         (f'{START}[scores]\nmetrics = ["psmr"]', ["scores.metrics", "compared with the truth", "did you mean psnr?"]),
         (f"{START}[federation]\nwindow = 3", ["a window of at most 1 rounds"]),
+        (f'{START}[federation]\ncounts = "laplace"', ["federation.counts", "epsilon"]),
+        (f'{START}[federation]\ncounts = {{name = "laplace", epsilon = 1}}', ["counts need a window"]),
+        (f'{START}[federation]\ncounts = {{name = "laplac", epsilon = 1}}', ["did you mean laplace?"]),
         ("title = ", ["TOML"]),
         ("a = [" + "[" * 5000, ["TOML"]),
     ],
@@ -325,6 +328,8 @@ DOCUMENT = tomllib.loads(f"""{START}
 [federation]
 rounds = 3
 window = 2
+counts = {{name = "rounded", step = 2}}
+drift = 100
 [grid]
 clients = [1, 2]
 attacks = [{{name = "idlg", iterations = 3}}]

@@ -240,6 +240,7 @@ def test_every_tensor_of_knowledge_comes_back(tmp_path: Path) -> None:
         },
         public_data=batch(2),
         defense=fp.chain(),
+        count_release=fp.defenses.LaplaceCounts(0.5),
     )
     observation = dataclasses.replace(
         observe(), knowledge=knowledge, trapdoor={"bins": torch.rand(3), "n": torch.tensor(4)}

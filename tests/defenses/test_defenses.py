@@ -127,6 +127,7 @@ EVERY: dict[str, Defense] = {
     "inter-instahide": fp.defenses.InstaHide(4, cross=PUBLIC),
     "soteria": fp.defenses.Soteria(0.5),
     "sign-compression": fp.defenses.SignCompression(),
+    "random-weights": fp.defenses.RandomWeights(0.5),
     "chain": chain(fp.defenses.InstaHide(3), Prune(0.9), GaussianNoise(0.1)),
 }
 

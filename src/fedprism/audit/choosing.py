@@ -12,7 +12,7 @@ from fedprism.audit.entries import AttackEntry, DefenseEntry, ThreatEntry
 from fedprism.audit.materials import Materials
 from fedprism.audit.plan import Plan, RecordedPart
 from fedprism.errors import FedprismError, NotApplicable
-from fedprism.inputs import shape_of, types_of
+from fedprism.inputs import shape_of, types_of, values_in
 from fedprism.network.batchnorm import batchnorm_layers
 from fedprism.network.lookups import coded_pass
 from fedprism.network.network_map import network_map
@@ -142,6 +142,7 @@ def _why_not(probe: Observation, plan: Plan, *, tampering: bool) -> dict[str, st
     """For every attack of the table why it is not chosen; None where it is."""
     circumstances = Circumstances(
         dense_layer_first=_dense_first(probe),
+        dense_layer_tells=_dense_first(probe, with_bias=True),
         looks_up=_holds(lambda probe: coded_pass(probe).lookups, probe),
         patches_first=_holds(_patches_first, probe),
         few_places=_holds(_at_few_places, probe),
@@ -179,15 +180,13 @@ def lacking(attack: Attack, capture: Observation) -> str | None:
 
 
 def _has_sums(probe: Observation, plan: Plan) -> bool:
-    """Whether there are sums of several rounds, and something that says who took part in them."""
+    """Whether there are sums of several rounds of one model."""
     federation = plan.federation
     if plan.captures is None:
         several = max(plan.grid.clients) > 1 and federation.rounds > 1
-        return several and federation.frozen and federation.window is not None
-    known, rounds = probe.knowledge, probe.rounds
-    counted = known.participation is not None or (known.windows is not None and known.counts is not None)
-    named = all(round.participants is not None for round in rounds)
-    return len(rounds) > 1 and any(round.clients > 1 for round in rounds) and (counted or named)
+        return several and federation.frozen
+    rounds = probe.rounds
+    return len(rounds) > 1 and any(round.clients > 1 for round in rounds)
 
 
 def _normalises(probe: Observation) -> bool:
@@ -200,10 +199,10 @@ def _at_few_places(probe: Observation) -> bool:
 
     A dense layer with a bias that is fed the input as a whole does not count: dense-inversion reads it.
     """
-    first = probe.rounds[0]
+    first, entries = probe.rounds[0], values_in(probe.knowledge.blank(1))
     for layer in placed_layers(probe):
         operation, places = layer.operation, len(layer.entries)
-        divisible = places == 1 and operation.bias in first.update
+        divisible = places == 1 and layer.entries.numel() == entries and operation.bias in first.update
         if operation.weight in first.update and not divisible and places <= len(operation.rows(first.params)):
             return True
     return False
@@ -217,11 +216,13 @@ def _holds(question: Callable[[Observation], object], probe: Observation) -> boo
         return False
 
 
-def _dense_first(probe: Observation) -> bool:
+def _dense_first(probe: Observation, *, with_bias: bool = False) -> bool:
     """Whether the input feeds a dense layer that is trained, which closed forms need."""
 
     def asked(probe: Observation) -> bool:
-        return network_map(probe).fed_by_input(probe.rounds[0].update) is not None
+        update = probe.rounds[0].update
+        layer = network_map(probe).fed_by_input(update)
+        return layer is not None and (layer.bias in update or not with_bias)
 
     return _holds(asked, probe)
 

@@ -28,6 +28,7 @@ from fedprism.audit.choosing import (
     repeated,
     unnamed,
 )
+from fedprism.audit.chosen_updates import chosen_updates, number_of_updates, one_by_one, why_not_others
 from fedprism.audit.entries import AttackEntry, DefenseEntry, ProtocolEntry, ThreatEntry, chains, made_chain
 from fedprism.audit.entries import in_words as settings_in_words
 from fedprism.audit.materials import Materials, Setup
@@ -35,7 +36,10 @@ from fedprism.audit.plan import Plan
 from fedprism.errors import BadPlan
 from fedprism.experiments.outcome import identity
 from fedprism.inputs import values_in
+from fedprism.naming import counted
 from fedprism.simulation.scenario import check_fits
+from fedprism.truth import is_kept
+from fedprism.types import Observation
 
 MOST_CELLS = 100_000
 """Cells of a plan: more than any audit that ends, and few enough to be listed."""
@@ -119,12 +123,15 @@ class CaptureCell(_Cell):
     seed: int
     assumed: Assumed = ()
     """What the capture does not tell, and what was assumed in its place."""
+    updates: tuple[int, ...] | None = None
+    """The places of the updates that are attacked; all if it is None."""
 
     @cached_property
     def description(self) -> dict[str, Any]:
+        part = "" if self.updates is None else f", {counted(len(self.updates), 'chosen update')}"
         return {
             "kind": self.kind,
-            "capture": f"{self.number}: {self.name}{described(self.assumed)}",
+            "capture": f"{self.number}: {self.name}{part}{described(self.assumed)}",
             "attack": self.attack.label,
             "settings": repr(self.attack.method),
             "seed": self.seed,
@@ -234,6 +241,7 @@ def _captures(setup: Setup) -> tuple[list[Cell], list[Skipped]]:
         told = setup.observation(folder)
         name = (setup.base / folder).resolve().name
         skipped += told_lacking(told, f"{number}: {name}")
+        updates = _chosen(setup, told, number, f"{number}: {name}", skipped)
         for shape in shapes(told):
             observation = assuming(told, shape)
             if plan.grid.attacks is None:
@@ -247,11 +255,28 @@ def _captures(setup: Setup) -> tuple[list[Cell], list[Skipped]]:
                         skipped.append(Skipped(what=f"{attack.label} on {number}: {name}", why=why))
                         continue
                     assumed = (*shape, *values)
+                    part = updates if one_by_one(attack.method) else None
                     cells += [
-                        CaptureCell(number=number, name=name, attack=attack, seed=seed, assumed=assumed)
+                        CaptureCell(number=number, name=name, attack=attack, seed=seed, assumed=assumed, updates=part)
                         for seed in plan.grid.seeds
                     ]
     return cells, skipped
+
+
+def _chosen(
+    setup: Setup, observation: Observation, number: int, capture: str, skipped: list[Skipped]
+) -> tuple[int, ...] | None:
+    """The places of the updates that are attacked one by one; None if these are all."""
+    part = setup.plan.captures
+    assert part is not None
+    if part.truths and not is_kept(setup.base / part.truths[number - 1]):
+        return None  # nothing tells which of its samples are behind which update
+    chosen, updates = chosen_updates(observation, part.most_updates), number_of_updates(observation)
+    if len(chosen) == updates:
+        return None
+    what = f"{updates - len(chosen)} of {updates} updates of capture {capture}"
+    skipped.append(Skipped(what=what, why=why_not_others(chosen, updates)))
+    return tuple(each.place for each in chosen)
 
 
 def _check_size(plan: Plan) -> None:

@@ -151,13 +151,16 @@ class Setup:
         files = [file for folder in folders for file in sorted((self.base / folder).rglob("*")) if file.is_file()]
         return {**self.materials().fingerprint(), **({"captures": _files_digest(files)} if files else {})}
 
-    def observation(self, folder: str) -> Observation:
-        """A capture of the plan, which may name a model and what else is known where the capture does not."""
+    def observation(self, folder: str, updates: Sequence[int] | None = None) -> Observation:
+        """A capture of the plan, which may name a model and what else is known where the capture does not.
+
+        updates: only those at these places.
+        """
         from fedprism import captures
 
         part, recorded = self.plan.model, self.plan.captures
         model = self.materials().network(0) if part is not None else self.model
-        capture = captures.load(self.base / folder, model=model)
+        capture = captures.load(self.base / folder, model=model, updates=updates)
         given = recorded.knowledge.fields() if recorded is not None else {}
         if isinstance(given.get("loss"), str):
             given["loss"] = self.materials().loss(given["loss"])

@@ -16,7 +16,7 @@ from fedprism.audit.assumed import assuming
 from fedprism.audit.entries import made_chain
 from fedprism.audit.grid import AttackCell, CaptureCell, CeilingCell, Cell, UtilityCell
 from fedprism.audit.materials import Materials, Setup
-from fedprism.defenses import EqualLabels
+from fedprism.defenses import CountRelease, EqualLabels
 from fedprism.errors import BadInput
 from fedprism.evaluation.baselines import MOST_AVERAGED, guesses
 from fedprism.evaluation.ceiling import ceiling
@@ -91,6 +91,8 @@ def _scenario(setup: Setup, cell: CeilingCell) -> tuple[Scenario, Tensor]:
         participation=plan.federation.participation,
         frozen=plan.federation.frozen,
         window=plan.federation.window,
+        counts=plan.federation.counts.method if plan.federation.counts is not None else CountRelease(),
+        drift=plan.federation.drift,
         fraction=plan.federation.fraction,
     ), others
 
@@ -116,8 +118,8 @@ def _guesses(materials: Materials, pool: Inputs, seed: int, count: int) -> Mappi
 def _captured(setup: Setup, cell: CaptureCell, device: str | None) -> Setting:
     captures = setup.plan.captures
     assert captures is not None
-    truth = load_truth(setup.base / captures.truths[cell.number - 1]) if captures.truths else None
-    observation = assuming(setup.observation(captures.folders[cell.number - 1]), cell.assumed)
+    observation = assuming(setup.observation(captures.folders[cell.number - 1], cell.updates), cell.assumed)
+    truth = load_truth(setup.base / captures.truths[cell.number - 1], observation) if captures.truths else None
     return Setting(observation=observation, truth=truth)
 
 

@@ -56,7 +56,7 @@ def carry_out(
     if len(folders) != 1:
         raise BadInput(f"give one capture folder, not {' and '.join(folders) or 'none'}.")
     observation = captures.load(folders[0], model=factory.from_factory(model) if model else None)
-    known = scoring.load_truth(truth) if truth else None
+    known = scoring.load_truth(truth, observation) if truth else None
     for word in metrics:  # before a long computation, not after it
         row(METRICS, word, "metric")
     missing = sorted(attack.needs - observation.granted())

@@ -78,6 +78,8 @@ class RoundFacts(Strict):
     """What clients sent back, as it was stated or recognised."""
     passed_by: Mapping[Name, Size] = {}
     """Records of arrays beside the model that were not recorded, and of how many tensors."""
+    unsent: Annotated[int, Field(ge=0)] = 0
+    """How many parameters of the recorder's model the model that was sent does not hold."""
     left_out: Name | None = None
     """Why none of this round's updates is in the capture, though clients answered."""
 

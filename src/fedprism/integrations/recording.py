@@ -18,6 +18,7 @@ from typing import Any
 from torch import nn
 
 from fedprism.captures.growing import CaptureFull, GrowingCapture
+from fedprism.captures.layout import with_unsent
 from fedprism.captures.untold import in_words, line_to_add, untold
 from fedprism.checks import shown
 from fedprism.errors import BadInput
@@ -77,6 +78,7 @@ class Recording:
         self._facts: list[RoundFacts] = []
         self._first: int | None = None
         self._over = False
+        self._params: Update = dict(model.named_parameters()) if model is not None else {}
         self._buffers = frozenset(dict(model.named_buffers(remove_duplicate=False)) if model is not None else ())
         self._writer: ThreadPoolExecutor | None = None
         self._written: Future[None] | None = None
@@ -161,7 +163,7 @@ class Recording:
                 return
             # Not in the thread: attacks draw random numbers and would disturb those of the run.
             watched, rounds = self._rounds(facts, sent, answers)
-            leakage = self.watch.look(rounds, self.model, self.capture.knowledge)
+            leakage = self.watch.look(self._whole(rounds), self.model, self.capture.knowledge)
             watched = watched.model_copy(update={"leakage": leakage})
             self._submit(watched, lambda: (watched, rounds), size)
             if self.watch.stop_above is not None or self.watch.stop_on_findings:
@@ -254,7 +256,14 @@ class Recording:
                 name = shown(answer.participants[0])
                 log.warning("round %d: the answer of %s is not recorded: %s", facts.index, name, error)
         norms = {r.participants[0]: length(r.update) for r in rounds if r.clients == 1 and r.participants}
-        return facts.model_copy(update={"uplink": uplink, "problems": problems, "norms": norms}), rounds
+        unsent = max((len(self._params.keys() - r.params.keys()) for r in rounds), default=0)
+        told = {"uplink": uplink, "problems": problems, "norms": norms, "unsent": unsent}
+        return facts.model_copy(update=told), rounds
+
+    def _whole(self, rounds: Sequence[Round]) -> list[Round]:
+        """The rounds with those parts of the model that do not travel, which are not written with every round."""
+        wholes = {id(r.params): with_unsent(r.params, self._params) for r in rounds}  # one object for all clients
+        return [dataclasses.replace(r, params=wholes[id(r.params)]) for r in rounds]
 
     def _recognised(self, pairs: Sequence[tuple[Sent, Answer]]) -> Uplink:
         """What clients send back, as it was stated or as the first round showed in which it could be told."""

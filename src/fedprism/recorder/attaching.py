@@ -196,13 +196,15 @@ class Recorder:
         *,
         folder: str | os.PathLike[str] | None = None,
         attacks: Collection[str] | None = None,
+        most_updates: int | None = None,
         show_images: bool = False,
         open_page: bool = True,
     ) -> Path:
         """Audit what was recorded so far, write the report, and open it. Returns the page.
 
-        folder: of the audit; else beside the capture. attacks: by name; else those that apply. show_images: keep what
-        was recovered, which may be private samples, and show it.
+        folder: of the audit; else beside the capture. attacks: by name; else those that apply. most_updates: how many
+        updates of a long recording are attacked one by one; the report says which and why. show_images: keep what was
+        recovered, which may be private samples, and show it.
         """
         return audited(
             self.folder,
@@ -210,6 +212,7 @@ class Recorder:
             model=self.recording.model,
             loss=self._own_loss,
             attacks=attacks,
+            most_updates=most_updates,
             pictures=show_images,
             open_page=open_page,
         )

@@ -19,7 +19,8 @@ except ImportError as missing:
 
 from fedprism.integrations.flower.attaching import SOURCE, attached
 from fedprism.integrations.flower.mods import DefenseMod, InspectionMod
+from fedprism.integrations.flower.truth_mod import TruthMod
 
-__all__ = ["SOURCE", "DefenseMod", "InspectionMod", "attached"]
+__all__ = ["SOURCE", "DefenseMod", "InspectionMod", "TruthMod", "attached"]
 
 del flwr
