@@ -18,6 +18,7 @@ from fedprism.attacks.gradient_matching.labels import given_labels
 from fedprism.attacks.imprint import ImprintStatus
 from fedprism.attacks.patch_inversion import EXACT as PATCHES_EXACT
 from fedprism.attacks.row_space_inversion import RowSpaceStatus
+from fedprism.attacks.span_inversion.attack import SpanInversionStatus
 from fedprism.solvers import DenseStatus, ExactStatus, FeatureInversion
 from patch_models import small_vit
 
@@ -27,6 +28,7 @@ EXACT = (
     str(ImprintStatus.EXACT),
     str(LookupStatus.EXACT),
     str(RowSpaceStatus.EXACT),
+    str(SpanInversionStatus.EXACT),
     PATCHES_EXACT,
 )
 """What attacks say of answers that explain the whole update."""
@@ -131,6 +133,19 @@ def few_steps() -> fp.Attack:
     return fp.attacks.RowSpaceInversion(starts=2, steps=15)
 
 
+def spans() -> fp.Attack:
+    return fp.attacks.SpanInversion(iterations=150, steps=15, restarts=1)
+
+
+def small_digit() -> fp.Batch:
+    return fp.data.load("digits").batch([0])
+
+
+def convolutions() -> nn.Module:
+    first, second = nn.Conv2d(1, 16, 3, 2, 1), nn.Conv2d(16, 32, 3, 2, 1)
+    return nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), nn.Flatten(), nn.Linear(4 * 32, 10))
+
+
 def fishing() -> fp.Attack:
     return fp.attacks.ClassFishing(target=3, matching=fp.attacks.dense_inversion())
 
@@ -159,6 +174,7 @@ CASES = {
     "row-space-inversion of one output": Case(
         fp.attacks.row_space_inversion, yes_or_no, one_digit_as_yes, "binary_cross_entropy"
     ),
+    "span-inversion": Case(spans, lambda: seeded(convolutions), small_digit),
     "imprint": Case(fp.attacks.imprint, fc2, digits(0, 1, 5)),
     "mkor": Case(fp.attacks.mkor, lambda: seeded(chain, 3), digits(0, 1, 1, 4, 5)),
     "mkor without an absent class": Case(fp.attacks.mkor, lambda: seeded(chain, 3), digits(*range(10), 10)),
@@ -256,8 +272,9 @@ class TestLaws:
         observation, attack = observed(CASES[name]), CASES[name].attack()
         rng = torch.Generator().manual_seed(99)
         noise = changed(observation, lambda tensor: torch.randn(tensor.shape, generator=rng))
-        if name.startswith("embedding-inversion"):
-            with pytest.raises(fp.NotApplicable, match="found more with one"):
+        refused = {"embedding-inversion": "found more with one", "span-inversion": "found none"}.get(name.split()[0])
+        if refused is not None:
+            with pytest.raises(fp.NotApplicable, match=refused):
                 fp.run(attack, noise)
         else:
             assert not fp.run(attack, noise).status.startswith(EXACT)
