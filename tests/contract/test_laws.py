@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import fedprism as fp
-from fedprism.attacks.base import READ_AS_SGD
+import text_models
+from fedprism.attacks.base import READ_AS_SGD, UpdateAttack
 from fedprism.attacks.certificate import rounding_error
 from fedprism.attacks.embedding_inversion.answer import LookupStatus
 from fedprism.attacks.gradient_matching.labels import given_labels
@@ -19,6 +20,7 @@ from fedprism.attacks.imprint import ImprintStatus
 from fedprism.attacks.patch_inversion import EXACT as PATCHES_EXACT
 from fedprism.attacks.row_space_inversion import RowSpaceStatus
 from fedprism.attacks.span_inversion.attack import SpanInversionStatus
+from fedprism.attacks.token_inversion.attack import TokenStatus
 from fedprism.solvers import DenseStatus, ExactStatus, FeatureInversion
 from patch_models import small_vit
 
@@ -30,6 +32,7 @@ EXACT = (
     str(RowSpaceStatus.EXACT),
     str(SpanInversionStatus.EXACT),
     PATCHES_EXACT,
+    str(TokenStatus.EXACT),
 )
 """What attacks say of answers that explain the whole update."""
 DIGITS = fp.data.load("digits", size=16)
@@ -47,7 +50,7 @@ DEFENSES = [
 
 
 class Case(NamedTuple):
-    attack: Callable[[], fp.Attack]
+    attack: Callable[[], UpdateAttack]
     model: Callable[[], nn.Module]
     batch: Callable[[], fp.Batch]
     loss: str = "cross_entropy"
@@ -129,11 +132,11 @@ class Steps(nn.Module):
         return self.head(self.cells(steps)[0][:, -1])  # type: ignore[no-any-return]
 
 
-def few_steps() -> fp.Attack:
+def few_steps() -> UpdateAttack:
     return fp.attacks.RowSpaceInversion(starts=2, steps=15)
 
 
-def spans() -> fp.Attack:
+def spans() -> UpdateAttack:
     return fp.attacks.SpanInversion(iterations=150, steps=15, restarts=1)
 
 
@@ -146,7 +149,7 @@ def convolutions() -> nn.Module:
     return nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), nn.Flatten(), nn.Linear(4 * 32, 10))
 
 
-def fishing() -> fp.Attack:
+def fishing() -> UpdateAttack:
     return fp.attacks.ClassFishing(target=3, matching=fp.attacks.dense_inversion())
 
 
@@ -162,13 +165,23 @@ CASES = {
         fp.attacks.dense_inversion, yes_or_no, one_digit_as_yes, "binary_cross_entropy"
     ),
     "cocktail-party": Case(fp.attacks.cocktail_party, fc2, digits(0, 1, 2, 4)),
-    "patch-inversion": Case(fp.attacks.patch_inversion, lambda: small_vit(0, (1, 16, 16), patch=4), digits(0)),
+    "patch-inversion": Case(
+        lambda: fp.attacks.patch_inversion(most_open=32), lambda: small_vit(0, (1, 16, 16), patch=4), digits(0)
+    ),
     "embedding-inversion of bags of words": Case(fp.attacks.embedding_inversion, bag_of_words, texts(3)),
     "embedding-inversion of words in order": Case(fp.attacks.embedding_inversion, lambda: seeded(Words), texts(1)),
     "embedding-inversion of a tied table": Case(
         fp.attacks.embedding_inversion, lambda: seeded(lambda: Words(tied=True)), texts(2)
     ),
     "embedding-inversion of rows": Case(fp.attacks.embedding_inversion, lambda: seeded(Table), lambda: table(3)),
+    "token-inversion": Case(
+        fp.attacks.token_inversion, text_models.decoder, lambda: fp.Batch(*text_models.texts([6, 4]))
+    ),
+    "token-inversion of LoRA": Case(
+        fp.attacks.token_inversion,
+        lambda: text_models.with_lora(text_models.decoder(), 16),
+        lambda: fp.Batch(*text_models.texts([6])),
+    ),
     "row-space-inversion": Case(few_steps, fc2, digits(0, 1)),
     "row-space-inversion of steps": Case(few_steps, lambda: seeded(Steps), series),
     "row-space-inversion of one output": Case(
@@ -186,6 +199,12 @@ CASES = {
     ),
     "class-fishing": Case(fishing, fc2, digits(0, 1, 2, 3, 4, 5)),
 }
+REFUSED = {
+    "embedding-inversion": "found more with one",
+    "token-inversion": "to tell the tokens of the batch",
+    "span-inversion": "found none",
+}
+"""What attacks say that refuse noise."""
 SEARCHES = frozenset(
     {"gradient-matching", "dlg", "idlg", "inverting-gradients", "bn-exact", "bn-infer", "bn-proxy"}
     | {"mixing-l2", "mixing-angle", "mixing-orthogonal", "mixup-at-once"}
@@ -272,7 +291,7 @@ class TestLaws:
         observation, attack = observed(CASES[name]), CASES[name].attack()
         rng = torch.Generator().manual_seed(99)
         noise = changed(observation, lambda tensor: torch.randn(tensor.shape, generator=rng))
-        refused = {"embedding-inversion": "found more with one", "span-inversion": "found none"}.get(name.split()[0])
+        refused = next((said for start, said in REFUSED.items() if name.startswith(start)), None)
         if refused is not None:
             with pytest.raises(fp.NotApplicable, match=refused):
                 fp.run(attack, noise)
@@ -288,6 +307,28 @@ class TestLaws:
             return
         assert_borne_out(observation, answer)
 
+    @pytest.mark.parametrize("epochs", [1, 3])
+    def test_steps_of_an_unknown_optimizer_are_not_called_exact(self, name: str, epochs: int) -> None:
+        protocol = fp.FedAvg(lr=1e-3, epochs=epochs, optimizer=fp.optimizers.Adam())
+        known, attack = observed(CASES[name], protocol), CASES[name].attack()
+        if not attack.reads_scaled_updates:
+            with pytest.raises(fp.NotApplicable):
+                fp.run(attack, known)
+        unknown = dataclasses.replace(known, knowledge=dataclasses.replace(known.knowledge, local_optimizer=None))
+        try:
+            answer = fp.run(attack, unknown)
+        except fp.NotApplicable:
+            return
+        assert not answer.status.startswith(EXACT)
+        assert answer.status.endswith(READ_AS_SGD)
+
+    def test_signs_in_place_of_an_update_are_not_called_exact(self, name: str) -> None:
+        try:
+            answer = fp.run(CASES[name].attack(), changed(observed(CASES[name]), torch.sign))
+        except fp.NotApplicable:
+            return
+        assert not answer.status.startswith(EXACT)
+
 
 @pytest.mark.parametrize("numbers", [(0,), (0, 1, 2, 2), tuple(range(30))], ids=len)
 def test_any_positive_factor_leaves_the_labels(numbers: tuple[int, ...]) -> None:
@@ -300,24 +341,6 @@ def test_any_positive_factor_leaves_the_labels(numbers: tuple[int, ...]) -> None
         return given.tolist()
 
     assert len({tuple(labels(factor)) for factor in (1.0, *SCALES)}) == 1
-
-    @pytest.mark.parametrize("epochs", [1, 3])
-    def test_steps_of_an_unknown_optimizer_are_not_called_exact(self, name: str, epochs: int) -> None:
-        protocol = fp.FedAvg(lr=1e-3, epochs=epochs, optimizer=fp.optimizers.Adam())
-        known = observed(CASES[name], protocol)
-        with pytest.raises(fp.NotApplicable):
-            fp.run(CASES[name].attack(), known)
-        unknown = dataclasses.replace(known, knowledge=dataclasses.replace(known.knowledge, local_optimizer=None))
-        try:
-            answer = fp.run(CASES[name].attack(), unknown)
-        except fp.NotApplicable:
-            return
-        assert not answer.status.startswith(EXACT)
-        assert answer.status.endswith(READ_AS_SGD)
-
-    def test_signs_in_place_of_an_update_are_not_called_exact(self, name: str) -> None:
-        answer = fp.run(CASES[name].attack(), changed(observed(CASES[name]), torch.sign))
-        assert not answer.status.startswith(EXACT)
 
 
 # --- EXACT is about what is returned ---------------------------------------------------------------------------------
@@ -374,7 +397,7 @@ def table(samples: int) -> fp.Batch:
 @pytest.mark.parametrize("samples", [1, 3])
 @pytest.mark.parametrize("model", [Table, TwoHeads, TwoEntrances, fc2], ids=lambda model: model.__name__)
 def test_exact_implies_a_residual_at_rounding_error(
-    model: Callable[[], nn.Module], samples: int, attack: fp.Attack, defense: fp.Defense
+    model: Callable[[], nn.Module], samples: int, attack: UpdateAttack, defense: fp.Defense
 ) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(samples)

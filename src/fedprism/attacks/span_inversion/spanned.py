@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from fedprism.client.batchnorm import buffers_of
 from fedprism.network.batchnorm import batchnorm_layers
 from fedprism.network.fed import LayerInput, inputs_of_layers, layer_input
-from fedprism.network.forward_pass import same, watch
+from fedprism.network.forward_pass import evaluating, same
 from fedprism.network.network_map import NetworkMap, network_map
 from fedprism.network.operations import Operation
 from fedprism.solvers.matching.spans import LEAST_NOISE_VALUES, Span, gradient_span
@@ -103,11 +104,16 @@ def _statistics(name: str) -> set[str]:
 def _centred(observation: Observation, network: NetworkMap) -> set[int]:
     """The numbers of the operations whose outputs batch norm centres by the batch's own mean."""
     assert observation.model is not None
-    training = [layer for layer in batchnorm_layers(observation.model).values() if layer.training]
+    model, normalised = copy.deepcopy(observation.model), list[Tensor]()
+    training = [layer for layer in batchnorm_layers(model).values() if layer.training]
     if not training or not isinstance(network.inputs, Tensor):
         return set()
-    calls, _ = watch(observation.model, observation.round.sent, network.inputs, training)
-    return {o.number for o in network.operations for call in calls if same(call.inputs, o.outputs)}
+    for layer in training:
+        layer.register_forward_pre_hook(lambda _, args: normalised.append(args[0].clone()))
+    with torch.no_grad(), evaluating(model):
+        sent = {**buffers_of(observation, observation.round), **observation.round.params}
+        functional_call(model, sent, (network.inputs,))
+    return {o.number for o in network.operations for fed in normalised if same(fed, o.outputs)}
 
 
 def spanned_layers(network: Network, gradient: Update, samples: int, passes: int = 1) -> list[SpannedLayer]:
