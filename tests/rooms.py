@@ -46,7 +46,7 @@ BELOW_THE_WALL: dict[str, tuple[str, str]] = {
     "captures": ("recorded updates on disk: reading, writing, growing", "vocabulary files solvers defenses models"),
     "integrations": (
         "recording Flower, NVFlare and plain PyTorch",
-        "vocabulary runtime files solvers defenses client attacks runner models inspection captures",
+        "vocabulary runtime files solvers defenses client attacks runner truth models inspection captures",
     ),
     "experiments": (
         "trials, their outcomes, how they are run and kept",

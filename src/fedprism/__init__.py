@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from fedprism.simulation.federation import simulate
     from fedprism.simulation.scenario import Scenario
     from fedprism.threats import ThreatModel
-    from fedprism.truth import Truth, load_truth, save_truth
+    from fedprism.truth import Truth, keep_truth, load_truth, save_truth
     from fedprism.types import Batch, Knowledge, Observation, Reconstruction, Record, Round
 
 __version__ = "0.1.0"
@@ -71,7 +71,7 @@ _HOME = {
     "simulation.federation": ("simulate",),
     "simulation.scenario": ("Scenario",),
     "threats": ("ThreatModel",),
-    "truth": ("Truth", "load_truth", "save_truth"),
+    "truth": ("Truth", "keep_truth", "load_truth", "save_truth"),
     "types": ("Batch", "Knowledge", "Observation", "Reconstruction", "Record", "Round"),
 }
 """Where names are defined; all others are modules."""
@@ -106,6 +106,7 @@ __all__ = [
     "errors",
     "inspection",
     "integrations",
+    "keep_truth",
     "load_truth",
     "local_update",
     "losses",

@@ -56,7 +56,7 @@ def check_inputs(attack: Attack, shape: InputShape | None, types: InputTypes | N
     readers = [name for name, each in methods.items() if each.reads_any_inputs and isinstance(each, UpdateAttack)]
     fed = described(blank_inputs(shape, types, 1))
     raise NotApplicable(
-        f"{attack.name} expects a model that is fed one tensor of floating-point numbers, found {fed}; "
+        f"{attack.name} needs a model with one input tensor of floating-point numbers, not {fed}; "
         f"{'use ' + ' or '.join(readers) if readers else 'no method of the table reads such inputs'}."
     )
 
@@ -66,8 +66,7 @@ def _check_finite(observation: Observation) -> None:
         for name, tensor in round.update.items():
             if not bool(torch.isfinite(tensor).all()):
                 raise BadInput(
-                    f"expected a finite update, found NaN or infinity in '{name}' of round {round.index}; "
-                    "leave that round out or record it again."
+                    f"'{name}' of round {round.index} holds NaN or infinity. Leave that round out or record it again."
                 )
 
 

@@ -47,9 +47,7 @@ class ThreatModel:
 
 def _known(field: str) -> str:
     if field not in GRANTABLE:
-        raise BadInput(
-            f"expected a field of Knowledge to grant or withhold, found '{field}'; {nearest(field, GRANTABLE)}"
-        )
+        raise BadInput(f"no knowledge is called '{field}'; {nearest(field, GRANTABLE)}")
     return field
 
 
@@ -74,7 +72,7 @@ curious_client = ThreatModel(
 )
 secure_aggregation = ThreatModel(
     "secure_aggregation",
-    _SERVER | {"examples", "windows", "counts", "cohort_sizes"},
+    _SERVER | {"examples", "windows", "counts", "count_release", "cohort_sizes"},
     sees="aggregate",
     summary="The server under secure aggregation: sums only, and how often each device took part in windows of rounds.",
 )

@@ -133,8 +133,9 @@ class Knowledge(ShortRepr):
     an optimizer that is not known may be any.
 
     Of R rounds and C clients: participation (R, C) bool, cohort_sizes (R,), windows (W, R) bool which rounds a window
-    holds, counts (C, W) how often a client took part in each, NaN or -1 where unknown. Clients are called client-0,
-    client-1, ... in the order of the columns unless participants are named.
+    holds, counts (C, W) how often a client took part in each, NaN or -1 where unknown; `count_release` says how they
+    were changed before they were reported, None not at all. Clients are called client-0, client-1, ... in the order of
+    the columns unless participants are named.
     """
 
     input_shape: InputShape | None = None
@@ -155,6 +156,7 @@ class Knowledge(ShortRepr):
     public_data: Batch | None = None
     windows: Tensor | None = None
     counts: Tensor | None = None
+    count_release: Any = None
     participation: Tensor | None = None
     cohort_sizes: Tensor | None = None
     mixing: Update | None = None
@@ -168,7 +170,7 @@ class Knowledge(ShortRepr):
     def blank(self, samples: int, like: Tensor | None = None) -> Inputs:
         """Zeros that the model can be fed: so many samples, as precise as `like`."""
         if self.input_shape is None:
-            raise NotApplicable("expected the input_shape of the model, found none; grant it.")
+            raise NotApplicable("the input_shape of the model is not known. Grant it.")
         return blank_inputs(self.input_shape, self.input_types, samples, like)
 
     def shaped(self, values: Tensor, like: Tensor | None = None) -> Inputs:
@@ -251,7 +253,8 @@ class Record(ShortRepr):
     """One line of a result: what was run, with what knowledge, and what came out. Holds no clock, host or path."""
 
     kind: Literal["attack", "utility", "ceiling"]
-    cell: Mapping[str, Any]
+    run: Mapping[str, Any]
+    """What was run: the attack, the defense and their settings."""
     knowledge_used: tuple[str, ...] = ()
     scores: Mapping[str, Any] | None = None
     accuracy: float | None = None

@@ -42,6 +42,7 @@ DEFENSE_ROWS: dict[str, Callable[[], Defense]] = {
     "instahide": lambda: fp.defenses.InstaHide(k=2),
     "soteria": lambda: fp.defenses.Soteria(0.5),
     "sign-compression": lambda: fp.defenses.SignCompression(),
+    "random-weights": lambda: fp.defenses.RandomWeights(0.5),
 }
 
 

@@ -203,7 +203,7 @@ def test_the_recorded_mean_is_that_of_the_clients(secure: tuple[Path, Frozen]) -
 
 def test_what_secure_aggregation_leaves_in_plain_text_is_found(secure: tuple[Path, Frozen]) -> None:
     found = {finding.check: finding for finding in load_findings(secure[0])}
-    told = {"participants-in-clear", "examples-in-clear", "metrics-in-clear", "sums-come-apart"}
+    told = {"participants-in-clear", "examples-in-clear", "metrics-in-clear", "sums-come-apart", "clients-silent"}
     assert set(found) == told | ({"masks-from-few-seeds"} if masks_repeat() else set())
     assert "train_loss" in found["metrics-in-clear"].sentence
     assert found["sums-come-apart"].evidence["determined"] == 4

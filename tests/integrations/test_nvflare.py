@@ -13,6 +13,8 @@ import pytest
 import torch
 
 import fedprism as fp
+from fedprism import report
+from fedprism.audit import prepare, run_audit
 
 pytest.importorskip("nvflare", reason='needs nvflare: pip install "fedprism[nvflare]"')
 
@@ -24,6 +26,9 @@ from nvflare.apis.shareable import Shareable
 from nvflare.app_common.app_constant import AppConstants
 
 from fedprism.integrations.nvflare import CaptureFilter
+from fedprism.models.factory import from_factory
+from fedprism.runtime.executors import Serial
+from report_pages import Page
 
 MODEL = {"layer.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "layer.bias": np.ones(2, dtype=np.float32)}
 
@@ -114,57 +119,128 @@ def test_a_factory_tells_buffers_from_parameters(tmp_path: Path, monkeypatch: py
     assert seen.buffers_after["num_batches_tracked"] == 1
 
 
+NETWORK = """
+import torch
+from torch import nn
+
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+
+    def forward(self, x):
+        return self.layers(x)
+"""
 CLIENT = """
+import sys
+
 import nvflare.client as flare
+import torch
+
+import fedprism as fp
+from network import Network
 
 flare.init()
+site, model = flare.get_site_name(), Network()
+first = 2 * int(site.removeprefix("site-"))
+batch = fp.data.load("digits").batch([first, first + 1])
 while flare.is_running():
     received = flare.receive()
-    after = {name: value + 0.5 for name, value in received.params.items()}
+    model.load_state_dict(received.params)
+    fp.keep_truth(sys.argv[1], batch, client=site, round=received.current_round)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(model(batch.inputs), batch.labels).backward()
+    optimizer.step()
+    after = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
     flare.send(flare.FLModel(params=after, metrics={"accuracy": 0.5}, meta={"NUM_STEPS_CURRENT_ROUND": 1}))
 """
 JOB = """
 import sys
 
-from nvflare.app_common.np.recipes.fedavg import NumpyFedAvgRecipe
+from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
 from nvflare.recipe import SimEnv
 
 from fedprism.integrations.nvflare import CaptureFilter
+from network import Network
 
 if __name__ == "__main__":
-    recipe = NumpyFedAvgRecipe(
-        name="job", model=[[1.0, 2.0], [3.0, 4.0]], min_clients=2, num_rounds=2, train_script="client.py"
+    folder = sys.argv[1]
+    recipe = FedAvgRecipe(
+        name="job", model=Network(), min_clients=2, num_rounds=2, train_script="client.py",
+        train_args=folder + "/truth",
     )
-    recipe.add_server_output_filter(CaptureFilter(sys.argv[1] + "/run"), tasks=["train"])
-    recipe.add_server_input_filter(CaptureFilter(sys.argv[1] + "/run"), tasks=["train"])
-    recipe.execute(SimEnv(num_clients=2, workspace_root=sys.argv[1] + "/workspace"))
+    known = {"input_shape": [1, 8, 8], "bounds": [0, 1], "loss": "cross_entropy", "batch_size": 2}
+    known |= {"local_lr": 0.1, "local_epochs": 1, "local_batch_size": 2, "local_optimizer": {"name": "sgd"}}
+    recorded = CaptureFilter(folder + "/run", model="network:Network", knowledge=known)
+    recipe.add_server_output_filter(recorded, tasks=["train"])
+    recipe.add_server_input_filter(recorded, tasks=["train"])
+    recipe.execute(SimEnv(num_clients=2, workspace_root=folder + "/workspace"))
+"""
+PLAN = """
+[captures]
+folders = ["run"]
+truths = ["truth"]
+[model]
+factory = "network:Network"
+[grid]
+attacks = ["dense-inversion"]
+seeds = [0]
 """
 
 
-def test_a_job_in_the_simulator_is_recorded(tmp_path: Path) -> None:
-    (tmp_path / "client.py").write_text(CLIENT)
-    (tmp_path / "job.py").write_text(JOB)
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job in NVFlare's simulator: a server and two sites in processes of their own, two rounds, a real training."""
+    folder = tmp_path_factory.mktemp("nvflare")
+    for name, text in {"network.py": NETWORK, "client.py": CLIENT, "job.py": JOB, "plan.toml": PLAN}.items():
+        (folder / name).write_text(text)
+    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "job.py", str(tmp_path)],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        [sys.executable, "job.py", str(folder)],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
         timeout=300,
     )
-    assert (tmp_path / "run").is_dir(), (done.stdout + done.stderr)[-3000:]
-    rounds = sorted(fp.captures.load(tmp_path / "run").rounds, key=lambda seen: (seen.index, seen.participants))
-    assert [(seen.index, *seen.participants) for seen in rounds] == [
-        (0, "site-1"),
-        (0, "site-2"),
-        (1, "site-1"),
-        (1, "site-2"),
-    ]
-    start = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    assert (folder / "run").is_dir(), (done.stdout + done.stderr)[-3000:]
+    return folder
+
+
+def test_a_job_in_the_simulator_is_recorded(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each recorded update is that of one step of the site on the weights that were sent."""
+    monkeypatch.syspath_prepend(job)
+    network = from_factory("network:Network", asked_as="model")
+    observation = fp.captures.load(job / "run", model=network)
+    rounds = sorted(observation.rounds, key=lambda seen: (seen.index, seen.participants))
+    sites = [(0, "site-1"), (0, "site-2"), (1, "site-1"), (1, "site-2")]
+    assert [(seen.index, *seen.participants) for seen in rounds] == sites
+    assert not torch.equal(rounds[0].params["layers.1.weight"], rounds[2].params["layers.1.weight"]), "it was trained"
     for seen in rounds:
-        (sent,), (update,) = seen.params.values(), seen.update.values()
-        torch.testing.assert_close(sent.float(), start + 0.5 * seen.index)
-        torch.testing.assert_close(update.float(), torch.full((2, 2), 0.5))
+        first = 2 * int(seen.participants[0].removeprefix("site-"))
+        batch = fp.data.load("digits").batch([first, first + 1])
+        network.load_state_dict(dict(seen.params))
+        network.zero_grad()
+        torch.nn.functional.cross_entropy(network(batch.inputs), batch.labels).backward()
+        for name, parameter in network.named_parameters():
+            torch.testing.assert_close(seen.update[name], -0.1 * parameter.grad, atol=1e-6, rtol=0)
+
+
+def test_the_recorded_job_is_audited_and_scored(job: Path, tmp_path: Path) -> None:
+    audit = run_audit(prepare(job / "plan.toml"), tmp_path / "out", executor=Serial())
+    assert audit.conclusion["verdict"] == "leaks"
+    (outcome,) = list(audit)
+    assert outcome.record is not None, outcome.reason
+    assert outcome.record.scores is not None
+    values = outcome.record.scores["values"]["psnr"]
+    assert len(values) == 8
+    assert sum(value is not None and value > 30 for value in values) >= 4
+    assert {each["client"] for each in outcome.record.updates} == {"site-1", "site-2"}
+    page = Page(report.write(tmp_path / "out").read_text())
+    assert "private samples were recovered (dense-inversion" in page.text
 
 
 def test_a_filter_is_told_what_attacks_need(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -28,6 +28,8 @@ class Circumstances:
 
     dense_layer_first: bool
     """Whether the input feeds a dense layer, as closed forms need."""
+    dense_layer_tells: bool
+    """Whether that layer has a bias: without it closed forms leave labels, or signs, open."""
     looks_up: bool
     """Whether entries of the input are looked up in tables."""
     patches_first: bool

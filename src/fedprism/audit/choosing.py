@@ -12,7 +12,7 @@ from fedprism.audit.entries import AttackEntry, DefenseEntry, ThreatEntry
 from fedprism.audit.materials import Materials
 from fedprism.audit.plan import Plan, RecordedPart
 from fedprism.errors import FedprismError, NotApplicable
-from fedprism.inputs import shape_of, types_of
+from fedprism.inputs import shape_of, types_of, values_in
 from fedprism.network.batchnorm import batchnorm_layers
 from fedprism.network.lookups import coded_pass
 from fedprism.network.network_map import network_map
@@ -37,9 +37,9 @@ class Skipped:
 
 
 UNSEEN = Skipped(
-    what="what clients do before they send",
-    why="a recording on the server cannot show it: noise that clients add, as Flower's LocalDpMod does, looks like any "
-    "other update, and the epsilon that is claimed for it is not checked",
+    what="the defense of the clients",
+    why="a capture on the server cannot show it: noise that clients add, as Flower's LocalDpMod "
+    "does, looks like any other update, and the epsilon that is claimed for it is not checked",
 )
 """Said of every recording."""
 
@@ -49,11 +49,11 @@ def pointless(
 ) -> Skipped | None:
     """Why a combination is not worth a cell, before anything is simulated."""
     if threat.participates and clients == 1:
-        return Skipped(what=threat.name, why="with one client there is nobody else whose data it could attack")
+        return Skipped(what=threat.name, why="with one client there is no other data to attack")
     if threat.sees == "aggregate" and clients == 1:
         return Skipped(what=f"{threat.name} with one client", why="the aggregate of one client is its own update")
     if "defense" in threat.grants and not defense:
-        return Skipped(what=f"{threat.name} without a defense", why="there is no defense to know")
+        return Skipped(what=f"{threat.name} without a defense", why="no defense to know")
     sums_only = any(entry.method.sums_only for entry in defense)
     if _takes_sums_apart(attack) and threat.sees == "client" and not sums_only:
         return Skipped(what=f"{name} under {threat.name}", why="it sees every client's own update already")
@@ -61,10 +61,10 @@ def pointless(
     if threat.tampers and not tampering:
         return Skipped(
             what=f"{name} under {threat.name}",
-            why="it does not change what clients receive, so honest_but_curious says it all",
+            why="it does not change what clients receive, so honest_but_curious covers it",
         )
     if "defense" in threat.grants and "defense" not in attack.needs | attack.uses:
-        return Skipped(what=f"{name} under {threat.name}", why="it makes no use of knowing the defense")
+        return Skipped(what=f"{name} under {threat.name}", why="it does not use knowledge of the defense")
     missing = sorted(attack.needs - threat.grants)
     if missing:
         return Skipped(what=f"{name} under {threat.name}", why=f"it needs to know {' and '.join(missing)}")
@@ -82,7 +82,7 @@ def repeated(attack: Attack, name: str, threat: ThreatModel, threats: Sequence[T
         related = threat.name.partition(" ")[0] == other.name and other.grants < threat.grants
         if related and not more & (attack.needs | attack.uses):
             known = " and ".join(sorted(more))
-            return Skipped(what=f"{name} under {threat.name}", why=f"it makes no use of knowing {known}")
+            return Skipped(what=f"{name} under {threat.name}", why=f"it does not use knowledge of {known}")
     return None
 
 
@@ -117,7 +117,7 @@ def default_threats(plan: Plan, probe: Observation, skipped: list[Skipped]) -> t
         chosen += [ThreatEntry(name="secure_aggregation"), ThreatEntry(name="curious_client")]
     else:
         for name in ("secure_aggregation", "curious_client"):
-            skipped.append(Skipped(what=name, why="it concerns federations of several clients; set grid.clients"))
+            skipped.append(Skipped(what=name, why="it needs several clients; set grid.clients"))
     named = {entry.name for entry in chosen}
     for name in THREATS:
         if name not in named and not any(each.what == name for each in skipped):
@@ -142,6 +142,7 @@ def _why_not(probe: Observation, plan: Plan, *, tampering: bool) -> dict[str, st
     """For every attack of the table why it is not chosen; None where it is."""
     circumstances = Circumstances(
         dense_layer_first=_dense_first(probe),
+        dense_layer_tells=_dense_first(probe, with_bias=True),
         looks_up=_holds(lambda probe: coded_pass(probe).lookups, probe),
         patches_first=_holds(_patches_first, probe),
         few_places=_holds(_at_few_places, probe),
@@ -164,7 +165,7 @@ def other_inputs(attack: Attack, known: Knowledge) -> str | None:
     try:
         check_inputs(attack, known.input_shape, known.input_types)
     except NotApplicable:
-        return "the model is fed several tensors, or whole numbers"
+        return "the model's input is several tensors, or whole numbers"
     return None
 
 
@@ -174,20 +175,18 @@ def lacking(attack: Attack, capture: Observation) -> str | None:
     if not missing:
         return None
     places = ["model.factory" if name == "model" else "captures.knowledge" for name in missing if name in SAYABLE]
-    hint = f"; the plan can say it in {' and '.join(dict.fromkeys(places))}" if len(places) == len(missing) else ""
-    return f"the capture does not tell {' and '.join(missing)}{hint}"
+    hint = f"; state it in the plan under {' and '.join(dict.fromkeys(places))}" if len(places) == len(missing) else ""
+    return f"the capture does not hold {' and '.join(missing)}{hint}"
 
 
 def _has_sums(probe: Observation, plan: Plan) -> bool:
-    """Whether there are sums of several rounds, and something that says who took part in them."""
+    """Whether there are sums of several rounds of one model."""
     federation = plan.federation
     if plan.captures is None:
         several = max(plan.grid.clients) > 1 and federation.rounds > 1
-        return several and federation.frozen and federation.window is not None
-    known, rounds = probe.knowledge, probe.rounds
-    counted = known.participation is not None or (known.windows is not None and known.counts is not None)
-    named = all(round.participants is not None for round in rounds)
-    return len(rounds) > 1 and any(round.clients > 1 for round in rounds) and (counted or named)
+        return several and federation.frozen
+    rounds = probe.rounds
+    return len(rounds) > 1 and any(round.clients > 1 for round in rounds)
 
 
 def _normalises(probe: Observation) -> bool:
@@ -200,10 +199,10 @@ def _at_few_places(probe: Observation) -> bool:
 
     A dense layer with a bias that is fed the input as a whole does not count: dense-inversion reads it.
     """
-    first = probe.rounds[0]
+    first, entries = probe.rounds[0], values_in(probe.knowledge.blank(1))
     for layer in placed_layers(probe):
         operation, places = layer.operation, len(layer.entries)
-        divisible = places == 1 and operation.bias in first.update
+        divisible = places == 1 and layer.entries.numel() == entries and operation.bias in first.update
         if operation.weight in first.update and not divisible and places <= len(operation.rows(first.params)):
             return True
     return False
@@ -217,11 +216,13 @@ def _holds(question: Callable[[Observation], object], probe: Observation) -> boo
         return False
 
 
-def _dense_first(probe: Observation) -> bool:
+def _dense_first(probe: Observation, *, with_bias: bool = False) -> bool:
     """Whether the input feeds a dense layer that is trained, which closed forms need."""
 
     def asked(probe: Observation) -> bool:
-        return network_map(probe).fed_by_input(probe.rounds[0].update) is not None
+        update = probe.rounds[0].update
+        layer = network_map(probe).fed_by_input(update)
+        return layer is not None and (layer.bias in update or not with_bias)
 
     return _holds(asked, probe)
 

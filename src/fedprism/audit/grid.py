@@ -28,6 +28,7 @@ from fedprism.audit.choosing import (
     repeated,
     unnamed,
 )
+from fedprism.audit.chosen_updates import chosen_updates, number_of_updates, one_by_one, why_not_others
 from fedprism.audit.entries import AttackEntry, DefenseEntry, ProtocolEntry, ThreatEntry, chains, made_chain
 from fedprism.audit.entries import in_words as settings_in_words
 from fedprism.audit.materials import Materials, Setup
@@ -35,7 +36,10 @@ from fedprism.audit.plan import Plan
 from fedprism.errors import BadPlan
 from fedprism.experiments.outcome import identity
 from fedprism.inputs import values_in
+from fedprism.naming import counted
 from fedprism.simulation.scenario import check_fits
+from fedprism.truth import is_kept
+from fedprism.types import Observation
 
 MOST_CELLS = 100_000
 """Cells of a plan: more than any audit that ends, and few enough to be listed."""
@@ -119,12 +123,15 @@ class CaptureCell(_Cell):
     seed: int
     assumed: Assumed = ()
     """What the capture does not tell, and what was assumed in its place."""
+    updates: tuple[int, ...] | None = None
+    """The places of the updates that are attacked; all if it is None."""
 
     @cached_property
     def description(self) -> dict[str, Any]:
+        part = "" if self.updates is None else f", {counted(len(self.updates), 'chosen update')}"
         return {
             "kind": self.kind,
-            "capture": f"{self.number}: {self.name}{described(self.assumed)}",
+            "capture": f"{self.number}: {self.name}{part}{described(self.assumed)}",
             "attack": self.attack.label,
             "settings": repr(self.attack.method),
             "seed": self.seed,
@@ -178,8 +185,8 @@ def lay_out(setup: Setup, *, allow_empty: bool = False) -> Grid:
     if not unique and not allow_empty:
         reasons = dict.fromkeys(each.why for each in skipped if each is not UNSEEN and each.why != OTHERS)
         raise BadPlan(
-            f"expected at least one cell in the plan's grid, found none ({'; '.join(list(reasons)[:3])}); say what is "
-            "missing, or name other attacks or threats."
+            f"the plan has nothing to run ({'; '.join(list(reasons)[:3])}). Add what is missing, or name "
+            "other attacks or threats."
         )
     return Grid(cells=unique, skipped=tuple(dict.fromkeys(skipped)))
 
@@ -234,6 +241,7 @@ def _captures(setup: Setup) -> tuple[list[Cell], list[Skipped]]:
         told = setup.observation(folder)
         name = (setup.base / folder).resolve().name
         skipped += told_lacking(told, f"{number}: {name}")
+        updates = _chosen(setup, told, number, f"{number}: {name}", skipped)
         for shape in shapes(told):
             observation = assuming(told, shape)
             if plan.grid.attacks is None:
@@ -247,11 +255,28 @@ def _captures(setup: Setup) -> tuple[list[Cell], list[Skipped]]:
                         skipped.append(Skipped(what=f"{attack.label} on {number}: {name}", why=why))
                         continue
                     assumed = (*shape, *values)
+                    part = updates if one_by_one(attack.method) else None
                     cells += [
-                        CaptureCell(number=number, name=name, attack=attack, seed=seed, assumed=assumed)
+                        CaptureCell(number=number, name=name, attack=attack, seed=seed, assumed=assumed, updates=part)
                         for seed in plan.grid.seeds
                     ]
     return cells, skipped
+
+
+def _chosen(
+    setup: Setup, observation: Observation, number: int, capture: str, skipped: list[Skipped]
+) -> tuple[int, ...] | None:
+    """The places of the updates that are attacked one by one; None if these are all."""
+    part = setup.plan.captures
+    assert part is not None
+    if part.truths and not is_kept(setup.base / part.truths[number - 1]):
+        return None  # nothing tells which of its samples are behind which update
+    chosen, updates = chosen_updates(observation, part.most_updates), number_of_updates(observation)
+    if len(chosen) == updates:
+        return None
+    what = f"{updates - len(chosen)} of {updates} updates of capture {capture}"
+    skipped.append(Skipped(what=what, why=why_not_others(chosen, updates)))
+    return tuple(each.place for each in chosen)
 
 
 def _check_size(plan: Plan) -> None:
@@ -271,7 +296,7 @@ def _check_size(plan: Plan) -> None:
             ]
         )
     if count > MOST_CELLS:
-        raise BadPlan(f"expected at most {MOST_CELLS} cells in the plan's grid, found {count}; leave some values out.")
+        raise BadPlan(f"the plan has {count} runs; the limit is {MOST_CELLS}. Remove some values.")
 
 
 def _check_data(plan: Plan, materials: Materials) -> None:
@@ -280,19 +305,23 @@ def _check_data(plan: Plan, materials: Materials) -> None:
     wanted = max(plan.grid.clients) * max(plan.grid.batch_sizes) + plan.data.public
     if wanted > len(materials.samples):
         raise BadPlan(
-            f"expected at least {wanted} samples for {max(plan.grid.clients)} clients of {max(plan.grid.batch_sizes)} "
-            f"and {plan.data.public} public ones, found {len(materials.samples)} in {materials.samples.name}; lower "
-            "grid.clients or grid.batch_sizes."
+            f"{materials.samples.name} has {len(materials.samples)} samples; {wanted} are needed for "
+            f"{max(plan.grid.clients)} clients with {max(plan.grid.batch_sizes)} each and "
+            f"{plan.data.public} public ones. Lower grid.clients or grid.batch_sizes."
         )
     bounds = materials.other_bounds()
     if bounds is not None:
         raise BadPlan(
-            f"expected inputs within data.bounds {list(materials.bounds)}, found values from {bounds[0]:g} to "
-            f"{bounds[1]:g} in {materials.samples.name}; write bounds = {list(bounds)}, or what normalization did."
+            f"{materials.samples.name} has values from {bounds[0]:g} to {bounds[1]:g}, outside "
+            f"data.bounds {list(materials.bounds)}. Write bounds = {list(bounds)}, or state the "
+            "normalization."
         )
     values = wanted * values_in(materials.batch(torch.tensor([0])).inputs)
     if values > MOST_VALUES:
-        raise BadPlan(f"expected cells with at most {MOST_VALUES} values of data, found {values}; make them smaller.")
+        raise BadPlan(
+            f"a run would hold {values} values of data; the limit is {MOST_VALUES}. Use smaller batches "
+            "or fewer clients."
+        )
 
 
 def _check_model(materials: Materials, losses: Sequence[str]) -> None:

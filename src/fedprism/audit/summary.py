@@ -1,4 +1,4 @@
-"""Means over seeds, and null baselines beside them."""
+"""Means over seeds, and baselines beside them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedprism.audit.grid import configuration_key, situation_key, without_seed
-from fedprism.evaluation.severity import HIGHER_IS_CLOSER, RANGES, Figure
+from fedprism.evaluation.severity import HIGHER_IS_CLOSER, RANGES, Figure, readable
 from fedprism.evaluation.verdict import CeilingFigure, ceiling_figure
 from fedprism.experiments import Outcome
 from fedprism.utility import Interval, seed_interval
@@ -16,7 +16,7 @@ from fedprism.utility import Interval, seed_interval
 
 @dataclass(kw_only=True)
 class Summary:
-    """One configuration: cells that differ in nothing but the seed."""
+    """One configuration: runs that differ in nothing but the seed."""
 
     cell: dict[str, Any]
     outcomes: dict[str, int] = field(default_factory=dict)
@@ -24,7 +24,7 @@ class Summary:
     statuses: dict[str, None] = field(default_factory=dict)
     means: dict[str, list[float]] = field(default_factory=dict)
     closest: dict[str, float] = field(default_factory=dict)
-    nulls: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    baselines: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     residuals: list[float] = field(default_factory=list)
     """Of each seed, that of the update explained best."""
     updates: int = 0
@@ -37,6 +37,8 @@ class Summary:
     samples: int = 0
     answered: int = 0
     """Private samples of all seeds, and for how many of them the attack returned something."""
+    by_sample: list[dict[str, float]] = field(default_factory=list)
+    """The scores of each private sample of all seeds; empty if nothing was returned for it."""
     accuracy: float | None = None
     accuracies: Sequence[float] = ()
     interval: Sequence[float] | None = None
@@ -75,12 +77,19 @@ class Summary:
             best = max if HIGHER_IS_CLOSER.get(name, False) else min
             if present:
                 self.closest[name] = best([*present, *([self.closest[name]] if name in self.closest else [])])
+        self._add_samples(scores.get("values", {}))
         for name, value in scores.get("by_column", {}).items():
             self.by_column.setdefault(name, []).append(value)
-        for null, means in outcome.baselines.items():
+        for baseline, means in outcome.baselines.items():
             for name, mean in means.items():
                 if mean is not None:
-                    self.nulls.setdefault(name, {}).setdefault(null, []).append(mean)
+                    self.baselines.setdefault(name, {}).setdefault(baseline, []).append(mean)
+
+    def _add_samples(self, values: Mapping[str, Sequence[float | None]]) -> None:
+        """The scores of each private sample, by metric."""
+        for place in range(max(map(len, values.values()), default=0)):
+            each = {name: column[place] for name, column in values.items() if place < len(column)}
+            self.by_sample.append({name: value for name, value in each.items() if value is not None})
 
     def _add_updates(self, updates: Sequence[Mapping[str, Any]]) -> None:
         self.updates = max(self.updates, len(updates))
@@ -107,6 +116,12 @@ class Summary:
         return min(self.residuals, default=None)
 
     @property
+    def recovered(self) -> int:
+        """How many private samples were recovered, at least recognisably."""
+        metrics = self.metrics
+        return sum(readable(scores, metrics) for scores in self.by_sample)
+
+    @property
     def metrics(self) -> dict[str, Figure]:
         return {name: figure for name in self.means if (figure := self.figure(name)) is not None}
 
@@ -115,30 +130,31 @@ class Summary:
         if not values:
             return None
         interval = seed_interval(values, Interval(*RANGES.get(metric, (-math.inf, math.inf))))
-        nulls = [_mean(each) for each in self.nulls.get(metric, {}).values()]
+        known = [_mean(each) for each in self.baselines.get(metric, {}).values()]
         best = max if HIGHER_IS_CLOSER.get(metric, False) else min
         return Figure(
             mean=_mean(values),
             low=None if interval is None else interval.low,
             high=None if interval is None else interval.high,
             closest=self.closest[metric],
-            null=best(nulls) if nulls else None,
+            baseline=best(known) if known else None,
             by_seed=tuple(values),
         )
 
     def as_dict(self) -> dict[str, Any]:
         """Without the clock."""
         return {
-            "cell": self.cell,
+            "configuration": self.cell,
             "outcomes": self.outcomes,
             "reasons": list(self.reasons),
             "statuses": list(self.statuses),
             "knowledge_used": sorted(self.knowledge),
             "metrics": {name: vars(figure) for name, figure in self.metrics.items()},
-            "nulls": {name: {null: _mean(v) for null, v in each.items()} for name, each in self.nulls.items()},
+            "baselines": {name: {word: _mean(v) for word, v in each.items()} for name, each in self.baselines.items()},
             "by_column": {name: _mean(values) for name, values in self.by_column.items()},
             "samples": self.samples,
-            "answered": self.answered,
+            "returned": self.answered,
+            "recovered": self.recovered,
             "labels_leaked": _mean(list(map(float, self.labels))) if self.labels else None,
             "residual": self.residual,
             "updates": self.updates,

@@ -16,7 +16,7 @@ from fedprism.audit.assumed import assuming
 from fedprism.audit.entries import made_chain
 from fedprism.audit.grid import AttackCell, CaptureCell, CeilingCell, Cell, UtilityCell
 from fedprism.audit.materials import Materials, Setup
-from fedprism.defenses import EqualLabels
+from fedprism.defenses import CountRelease, EqualLabels
 from fedprism.errors import BadInput
 from fedprism.evaluation.baselines import MOST_AVERAGED, guesses
 from fedprism.evaluation.ceiling import ceiling
@@ -91,6 +91,8 @@ def _scenario(setup: Setup, cell: CeilingCell) -> tuple[Scenario, Tensor]:
         participation=plan.federation.participation,
         frozen=plan.federation.frozen,
         window=plan.federation.window,
+        counts=plan.federation.counts.method if plan.federation.counts is not None else CountRelease(),
+        drift=plan.federation.drift,
         fraction=plan.federation.fraction,
     ), others
 
@@ -116,8 +118,8 @@ def _guesses(materials: Materials, pool: Inputs, seed: int, count: int) -> Mappi
 def _captured(setup: Setup, cell: CaptureCell, device: str | None) -> Setting:
     captures = setup.plan.captures
     assert captures is not None
-    truth = load_truth(setup.base / captures.truths[cell.number - 1]) if captures.truths else None
-    observation = assuming(setup.observation(captures.folders[cell.number - 1]), cell.assumed)
+    observation = assuming(setup.observation(captures.folders[cell.number - 1], cell.updates), cell.assumed)
+    truth = load_truth(setup.base / captures.truths[cell.number - 1], observation) if captures.truths else None
     return Setting(observation=observation, truth=truth)
 
 
@@ -143,7 +145,7 @@ def _draw(materials: Materials, cell: CeilingCell, public: int) -> tuple[tuple[B
 def _one_class_each(order: Tensor, labels: Tensor, clients: int, size: int) -> Tensor:
     """The samples in an order whose first batches, one per client, are of one class each."""
     if labels.dim() != 1 or labels.is_floating_point():
-        raise BadInput("expected class numbers for equal-labels, found other labels; leave that defense out.")
+        raise BadInput("equal-labels needs class numbers as labels. Leave that defense out.")
     classes = labels[order]
     counts = torch.bincount(classes)
     batches = [
@@ -154,8 +156,8 @@ def _one_class_each(order: Tensor, labels: Tensor, clients: int, size: int) -> T
     turns = [batch[turn] for turn in range(max(map(len, batches), default=0)) for batch in batches if turn < len(batch)]
     if len(turns) < clients:
         raise BadInput(
-            f"equal-labels expects {size} samples of one class for each of {clients} clients, found that for "
-            f"{len(turns)} of them; lower batch_sizes or clients, or give more data."
+            f"equal-labels needs {size} samples of one class for each of {clients} clients; only "
+            f"{len(turns)} have that. Lower batch_sizes or clients, or give more data."
         )
     first = torch.cat(turns[:clients])
     return torch.cat([first, order[~torch.isin(order, first)]])
@@ -189,7 +191,7 @@ class Bounding(_OfCell):
         kept = {field: getattr(bound, field) for field in CEILING_KEPT}
         record = Record(
             kind="ceiling",
-            cell=self.description,
+            run=self.description,
             ceiling=kept,
             status=bound.status,
             seed=self.cell.seed,

@@ -9,14 +9,15 @@ import copy
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from fedprism import losses
+from fedprism.captures.layout import Layout, check_names, check_tensor, with_unsent
 from fedprism.captures.schema import (
     KNOWLEDGE_FILE,
     LOCAL_FIELDS,
@@ -35,7 +36,7 @@ from fedprism.captures.schema import (
     parse,
 )
 from fedprism.checks import row, shown
-from fedprism.defenses import DEFENSES, Defense, chain
+from fedprism.defenses import COUNT_RELEASES, DEFENSES, CountRelease, Defense, chain
 from fedprism.defenses.mixup import Told
 from fedprism.errors import BadCapture, BadInput
 from fedprism.files.tensors import Selection, TensorFile
@@ -57,24 +58,37 @@ T = TypeVar("T")
 GROUPED_FIELDS = ("labels", "public_data", *UPDATE_FIELDS)
 """Knowledge of several tensors, written as `field.part`."""
 
+ABOUT_EACH_UPDATE = ("batch_size", "labels", "batchnorm_exact")
+"""Knowledge with an entry for each update, where there are several."""
+ABOUT_ALL_ROUNDS = ("participation", "windows", "counts", "cohort_sizes", "mixing")
+"""Knowledge that says something only about all rounds together."""
 MOST_CLASSES = 2**31
 """Classes that labels may speak of where nobody knows how many there are."""
 
 
-def load(folder: str | os.PathLike[str], *, model: nn.Module | None = None) -> Observation:
-    """Read and check a capture. `model` stands in for captures that name none, and overrules one that is named."""
+def load(
+    folder: str | os.PathLike[str], *, model: nn.Module | None = None, updates: Sequence[int] | None = None
+) -> Observation:
+    """Read and check a capture. `model` stands in for captures that name none, and overrules one that is named.
+
+    updates: only these, by their places from 0 on; files of the others are not opened.
+    """
     capture = _Folder(Path(folder))
     described = parse(capture.manifest())
     named = described.model or ModelEntry()
     try:
         outline = model if model is not None else _outline(named)
-        layout = _Layout.of(outline)
-        rounds = tuple(_read_round(entry, position, capture, layout) for position, entry in enumerate(described.rounds))
+        layout = Layout.of(outline, weights_known=model is not None)
+        every = len(described.rounds)
+        places = range(every) if updates is None else updates
+        rounds = tuple(_read_round(described.rounds[place], place, capture, layout) for place in places)
         classes = _classes(outline, described.knowledge) if model is None else None
-        entries = None if described.of_aggregates else len(rounds)
+        entries = None if described.of_aggregates else every
         knowledge = _read_knowledge(described.knowledge, capture, entries, classes)
         if knowledge.mixing is not None:
-            Told.of(knowledge.mixing, len(rounds))
+            Told.of(knowledge.mixing, every)
+        if updates is not None:
+            knowledge = _about(knowledge, updates, every)
         trapdoor = capture.optional(TRAPDOOR_FILE)
         capture.check_finite()
         # A model that is handed in stays the caller's: its mode is not changed.
@@ -104,14 +118,11 @@ class _Folder:
         try:
             path = (self.root / name).resolve()
             inside = path.is_relative_to(self.root.resolve()) and not Path(name).is_absolute()
-            problem = "" if inside and path.is_file() else "none" if inside else "a path that leaves the folder"
+            problem = "" if inside and path.is_file() else "no such file" if inside else "the path leaves the folder"
         except (OSError, ValueError, RuntimeError):  # names with NUL bytes, too long names, loops of links
-            problem = "a name that cannot be one"
+            problem = "not a valid name"
         if problem:
-            raise BadCapture(
-                f"expected the file {shown(name)} inside the capture {shown(self.root.name)}, found {problem}; "
-                "correct the name or add the file."
-            )
+            raise BadCapture(f"capture {shown(self.root.name)} has no usable file {shown(name)}: {problem}.")
         return path
 
     def manifest(self) -> bytes:
@@ -120,11 +131,9 @@ class _Folder:
             with path.open("rb") as file:
                 text = file.read(MOST_MANIFEST_BYTES + 1)
         except OSError as error:
-            raise BadCapture(f"expected a readable {MANIFEST}, found: {error.strerror}; correct that.") from error
+            raise BadCapture(f"{MANIFEST} cannot be read: {error.strerror}.") from error
         if len(text) > MOST_MANIFEST_BYTES:
-            raise BadCapture(
-                f"expected a {MANIFEST} of at most {MOST_MANIFEST_BYTES} bytes, found more; split the capture."
-            )
+            raise BadCapture(f"{MANIFEST} is larger than {MOST_MANIFEST_BYTES} bytes. Split the capture.")
         return text
 
     def open(self, name: str) -> TensorFile:
@@ -155,7 +164,7 @@ class _Folder:
 def _outline(entry: ModelEntry) -> nn.Module | None:
     """The named model without memory for its parameters; None where none is named."""
     if "seed" in entry.kwargs:
-        raise BadCapture("expected only the model's own settings in model.kwargs, found 'seed'; remove it.")
+        raise BadCapture("model.kwargs may hold only the model's own settings, not 'seed'. Remove it.")
     with torch.device("meta"):
         return _built(entry)
 
@@ -175,74 +184,16 @@ def _classes(outline: nn.Module | None, knowledge: KnowledgeEntry) -> int | None
         outputs: Tensor = outline.eval()(*args, **kwargs)
     except (RuntimeError, ValueError, IndexError) as error:
         raise BadCapture(
-            f"expected an input_shape that the model accepts, found {shown(knowledge.input_shape)}; "
-            "correct knowledge.input_shape or the model."
+            f"the model does not accept input_shape {shown(knowledge.input_shape)}. Correct "
+            "knowledge.input_shape or the model."
         ) from error
     return outputs.shape[-1]
-
-
-class _Layout(NamedTuple):
-    """Which tensors the model has. None: no model is given, and nothing is known."""
-
-    params: Update
-    buffers: Update
-    others: Update
-    """Second names of parameters (tied weights), which a state dict holds as well."""
-    state: tuple[str, ...]
-    """The names of the state dict in its order, by which software that sends lists of arrays goes."""
-
-    @classmethod
-    def of(cls, model: nn.Module | None) -> _Layout | None:
-        if model is None:
-            return None
-        params, buffers = dict(model.named_parameters()), dict(model.named_buffers(remove_duplicate=False))
-        every = dict(model.named_parameters(remove_duplicate=False))
-        others = {name: tensor for name, tensor in every.items() if name not in params}
-        return cls(params, buffers, others, tuple(model.state_dict()))
-
-    def all(self) -> Update:
-        return {**self.params, **self.buffers, **self.others}
-
-    def name_places(self, file: TensorFile) -> TensorFile:
-        """Give tensors that were recorded from a list, and are called 0, 1, ..., the model's names."""
-        tensors = self.all()
-        if all(name in tensors for name in file) or not all(name.isdecimal() for name in file):
-            return file
-        for order in (self.state, tuple(self.params)):
-            names = {place: order[int(place)] for place in file if int(place) < len(order)}
-            if len(names) == len(file) and all(file.shape(p) == tuple(tensors[n].shape) for p, n in names.items()):
-                file.rename(names)
-                return file
-        return file
-
-
-def _check_names(file: TensorFile, wanted: Iterable[str], allowed: Iterable[str], what: str) -> None:
-    known = set(allowed)
-    missing = next((f"no {shown(name)}" for name in wanted if name not in file), None)
-    extra = next((shown(name) for name in file if name not in known), None)
-    if missing or extra:
-        raise BadCapture(
-            f"expected {what} and nothing else in {file.name}, found {missing or extra}; "
-            "give the model that was trained, or record the round again."
-        )
-
-
-def _check_tensor(file: TensorFile, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """The shape must be this one. Real numbers must be floating-point; a counter may have been averaged to be so."""
-    if file.shape(name) != shape:
-        raise BadCapture(
-            f"expected shape {shown(shape)} for {shown(name)} in {file.name}, found {shown(file.shape(name))}; "
-            "give the model that was trained, or record the round again."
-        )
-    stated = file.dtype(name)
-    if (dtype.is_floating_point and not stated.is_floating_point) or (dtype == torch.bool) != (stated == torch.bool):
-        raise BadCapture(f"expected {dtype} for {shown(name)} in {file.name}, found {stated}; convert it.")
 
 
 # --- rounds ----------------------------------------------------------------------------------------------------------
 
 
-def _read_round(entry: RoundEntry, position: int, capture: _Folder, layout: _Layout | None) -> Round:
+def _read_round(entry: RoundEntry, position: int, capture: _Folder, layout: Layout | None) -> Round:
     params_file, update_file = (_named(capture.open(name), capture, layout) for name in (entry.params, entry.update))
     params, buffers = capture.once(("params", params_file.path), lambda: _read_params(params_file, layout))
     update, changes = capture.once(
@@ -257,32 +208,33 @@ def _read_round(entry: RoundEntry, position: int, capture: _Folder, layout: _Lay
     return Round(index=index, params=params, update=update, buffers_before=before, buffers_after=after, **stated)
 
 
-def _named(file: TensorFile, capture: _Folder, layout: _Layout | None) -> TensorFile:
+def _named(file: TensorFile, capture: _Folder, layout: Layout | None) -> TensorFile:
     return file if layout is None else capture.once(("names", file.path), lambda: layout.name_places(file))
 
 
-def _read_params(params: TensorFile, layout: _Layout | None) -> tuple[Update, Update | None]:
-    if layout is not None:
-        _check_names(params, layout.params, layout.all(), "the model's parameters and buffers")
-        for name, like in layout.all().items():
-            if name in params:
-                _check_tensor(params, name, tuple(like.shape), like.dtype)
-    return _split(params, layout)
+def _read_params(params: TensorFile, layout: Layout | None) -> tuple[Update, Update | None]:
+    if layout is None:
+        return params, None
+    wanted = () if layout.weights_known else layout.params
+    check_names(params, wanted, layout.all(), "the model's parameters and buffers")
+    for name, like in layout.all().items():
+        if name in params:
+            check_tensor(params, name, tuple(like.shape), like.dtype)
+    sent, buffers = _split(params, layout)
+    return with_unsent(sent, layout.params), buffers
 
 
-def _read_update(update: TensorFile, params: TensorFile, layout: _Layout | None) -> tuple[Update, Update | None]:
-    _check_names(update, (), params, "tensors that the parameters have")
+def _read_update(update: TensorFile, params: TensorFile, layout: Layout | None) -> tuple[Update, Update | None]:
+    check_names(update, (), params, "tensors that the parameters have")
     for name in update:
-        _check_tensor(update, name, params.shape(name), params.dtype(name))
+        check_tensor(update, name, params.shape(name), params.dtype(name))
     trained, buffers = _split(update, layout)
     if not trained:
-        raise BadCapture(
-            f"expected the update of at least one parameter in {update.name}, found none; record the round again."
-        )
+        raise BadCapture(f"{update.name} has no update of any parameter. Record the round again.")
     return trained, buffers
 
 
-def _split(file: TensorFile, layout: _Layout | None) -> tuple[Update, Update | None]:
+def _split(file: TensorFile, layout: Layout | None) -> tuple[Update, Update | None]:
     """Parameters and buffers, which software that records whole state dicts does not separate."""
     if layout is None or all(name in layout.params for name in file):
         return file, None
@@ -290,16 +242,16 @@ def _split(file: TensorFile, layout: _Layout | None) -> tuple[Update, Update | N
     return Selection(file, (name for name in file if name in layout.params)), buffers or None
 
 
-def _read_buffers(name: str | None, capture: _Folder, layout: _Layout | None) -> Update | None:
+def _read_buffers(name: str | None, capture: _Folder, layout: Layout | None) -> Update | None:
     if name is None:
         return None
     file = _named(capture.open(name), capture, layout)
 
     def check() -> TensorFile:
         if layout is not None:
-            _check_names(file, (), layout.buffers, "the model's buffers")
+            check_names(file, (), layout.buffers, "the model's buffers")
             for key in file:
-                _check_tensor(file, key, tuple(layout.buffers[key].shape), layout.buffers[key].dtype)
+                check_tensor(file, key, tuple(layout.buffers[key].shape), layout.buffers[key].dtype)
         return file
 
     return capture.once(("buffers", file.path), check)
@@ -320,9 +272,7 @@ def stated_knowledge(values: Mapping[str, Any]) -> Knowledge:
         entry = KnowledgeEntry.model_validate_json(json.dumps(dict(values)))
     except (TypeError, ValueError) as error:
         reason = " ".join(str(error).split())[:300]
-        raise BadInput(
-            f"expected knowledge as a capture writes it, found {shown(dict(values))} ({reason}); correct it."
-        ) from error
+        raise BadInput(f"knowledge {shown(dict(values))} is not valid ({reason}).") from error
     return _plain_knowledge(entry)
 
 
@@ -338,6 +288,8 @@ def _plain_knowledge(entry: KnowledgeEntry) -> Knowledge:
         values["defense"] = chain(*map(_read_defense, parts))
     if entry.local_optimizer is not None:
         values["local_optimizer"] = _read_optimizer(entry.local_optimizer)
+    if entry.count_release is not None:
+        values["count_release"] = _read_release(entry.count_release)
     return Knowledge(**values)
 
 
@@ -361,13 +313,23 @@ def _read_knowledge(entry: KnowledgeEntry, capture: _Folder, rounds: int | None,
     return dataclasses.replace(_plain_knowledge(entry), **values)
 
 
+def _about(knowledge: Knowledge, places: Sequence[int], rounds: int) -> Knowledge:
+    """What is known about some updates. What is known about all rounds together is left out."""
+    chosen: dict[str, Any] = dict.fromkeys(ABOUT_ALL_ROUNDS)
+    for name in ABOUT_EACH_UPDATE:
+        value = getattr(knowledge, name)
+        if isinstance(value, tuple) and len(value) == rounds:
+            chosen[name] = tuple(value[place] for place in places) if len(places) > 1 else value[places[0]]
+    return dataclasses.replace(knowledge, **chosen)
+
+
 def _read_defense(entry: DefenseEntry) -> Defense:
     kind = row(DEFENSES, entry.name, "defense")
     try:
         return kind(**entry.kwargs)
     except (TypeError, ValueError) as error:
         raise BadCapture(
-            f"expected settings of the defense {entry.name}, found {shown(entry.kwargs)}; correct knowledge.defense."
+            f"the defense {entry.name} does not take the settings {shown(entry.kwargs)}. Correct knowledge.defense."
         ) from error
 
 
@@ -377,8 +339,19 @@ def _read_optimizer(entry: OptimizerEntry) -> LocalOptimizer:
         return kind(**entry.kwargs)
     except TypeError as error:
         raise BadCapture(
-            f"expected settings of the local optimizer {entry.name}, found {shown(entry.kwargs)}; correct "
+            f"the local optimizer {entry.name} does not take the settings {shown(entry.kwargs)}. Correct "
             "knowledge.local_optimizer."
+        ) from error
+
+
+def _read_release(entry: DefenseEntry) -> CountRelease:
+    kind = row(COUNT_RELEASES, entry.name, "release of counts")
+    try:
+        return kind(**entry.kwargs)
+    except (TypeError, ValueError) as error:
+        raise BadCapture(
+            f"expected settings of the release of counts {entry.name}, found {shown(entry.kwargs)}; correct "
+            "knowledge.count_release."
         ) from error
 
 
@@ -387,7 +360,7 @@ def _read_tensors(file: TensorFile, rounds: int | None, examples: tuple[int, ...
     values, groups = _grouped(file)
     if "labels" in groups:
         if "labels" in values:
-            raise BadCapture(f"expected 'labels' once in {file.name}, found it whole and in parts; remove one.")
+            raise BadCapture(f"{file.name} holds 'labels' both whole and in parts. Remove one.")
         parts = groups.pop("labels")
         count = rounds if rounds is not None else len(parts) if examples is None else len(examples)
         values["labels"] = tuple(_exactly(file, "labels", parts, map(str, range(count))))
@@ -415,7 +388,7 @@ def _batch(file: TensorFile, parts: dict[str, Tensor]) -> Batch:
     labels = _exactly(file, "public_data", parts, (*wanted, "labels"))[-1]
     assert inputs is not None
     if any(tensor.dim() == 0 or len(tensor) != len(labels) for tensor in tensors_of(inputs)) or labels.dim() == 0:
-        raise BadCapture(f"expected as many public_data.labels as samples in {file.name}, found otherwise; correct it.")
+        raise BadCapture(f"{file.name} needs as many public_data.labels as samples.")
     return Batch(inputs, labels)
 
 
@@ -430,11 +403,13 @@ def _grouped(file: TensorFile) -> tuple[dict[str, Any], dict[str, dict[str, Tens
         elif part and (field in GROUPED_FIELDS or field.partition("[")[0] in ROUND_FIELDS):
             groups.setdefault(field, {})[part] = file[name]
         else:
-            raise BadCapture(f"expected knowledge fields in {file.name}, found {shown(name)}; remove or rename it.")
+            raise BadCapture(
+                f"{file.name} holds {shown(name)}, which is not a field of knowledge. Remove or rename it."
+            )
         if len(file.shape(name)) != TENSOR_FIELDS.get(name, len(file.shape(name))):
             raise BadCapture(
-                f"expected '{name}' of {TENSOR_FIELDS[name]} dimensions in {file.name}, found shape "
-                f"{shown(file.shape(name))}; correct it."
+                f"'{name}' in {file.name} has shape {shown(file.shape(name))}; it needs {TENSOR_FIELDS[name]} "
+                "dimensions."
             )
     return values, groups
 
@@ -447,8 +422,8 @@ def _one_per_round(
     expected = [f"{field}[{number}]" for number in range(rounds)]
     if field in groups or names != sorted(expected):
         raise BadCapture(
-            f"expected '{field}' once or as {field}[0], ... for each round seen client by client in {file.name}, found "
-            f"{shown(names)}; correct it."
+            f"{file.name} must hold '{field}' once, or as {field}[0], ... for each round seen client by "
+            f"client, not as {shown(names)}."
         )
     return tuple(groups.pop(name) for name in expected)
 
@@ -459,8 +434,7 @@ def _exactly(file: TensorFile, field: str, parts: dict[str, Tensor], wanted: Ite
     if odd := sorted(parts.keys() ^ set(names)):
         problem = "an unexpected" if odd[0] in parts else "no"
         raise BadCapture(
-            f"expected {len(names)} parts of '{field}' in {file.name}, found {problem} {shown(f'{field}.{odd[0]}')}; "
-            "write one for each and no others."
+            f"'{field}' in {file.name} needs {len(names)} parts, but there is {problem} {shown(f'{field}.{odd[0]}')}."
         )
     return [parts[name] for name in names]
 
@@ -480,12 +454,12 @@ def _check_labels(labels: Tensor, batch_size: int | None, classes: int | None, l
         fits = fits and (classes is None or bool((labels < classes).all()))
     if not fits:
         raise BadCapture(
-            f"expected labels as int64 class numbers or as rows of class weights, of "
-            f"{'the' if classes is None else classes} classes, found {labels.dtype} of shape "
-            f"{shown(tuple(labels.shape))} with values from {labels.min():g} to {labels.max():g}; correct them."
+            "labels must be int64 class numbers or rows of class weights, of "
+            f"{'the' if classes is None else classes} classes, not {labels.dtype} of shape "
+            f"{shown(tuple(labels.shape))} with values from {labels.min():g} to {labels.max():g}."
         )
     if batch_size is not None and len(labels) != batch_size:
-        raise BadCapture(f"expected {batch_size} labels, as batch_size says, found {len(labels)}; correct one of them.")
+        raise BadCapture(f"batch_size is {batch_size}, but there are {len(labels)} labels. Correct one of them.")
 
 
 def _check_public(data: Batch, entry: KnowledgeEntry, classes: int | None) -> None:
@@ -495,7 +469,6 @@ def _check_public(data: Batch, entry: KnowledgeEntry, classes: int | None) -> No
         wanted = "floating-point numbers" if entry.input_types is None else shown(entry.input_types)
         of_shape = "" if entry.input_shape is None else f" of shape {shown(entry.input_shape)}"
         raise BadCapture(
-            f"expected public_data.inputs as {wanted}{of_shape}, "
-            f"found {types} of shape {shown(shape)}; correct one of them."
+            f"public_data.inputs must be {wanted}{of_shape}, not {types} of shape {shown(shape)}. Correct one of them."
         )
     _check_labels(data.labels, len(data), classes, entry.loss)

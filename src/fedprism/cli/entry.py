@@ -2,7 +2,7 @@
 
 Exit codes: 0 done; 1 a check of an audit failed; 2 bad input, missing knowledge, a method that does not apply, or an
 audit in which no attack ran to its end; 3 an error of fedprism itself; 130 interrupted; 143 told to end (SIGTERM).
-torch is imported inside the commands, so that `fedprism --help` answers at once.
+torch is imported inside the commands: `fedprism --help` answers at once.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Terminated(BaseException):
 
 @contextmanager
 def _ends_in_order() -> Iterator[None]:
-    """On SIGTERM end as on Ctrl-C, so that worker processes are stopped before their pipes break."""
+    """On SIGTERM end as on Ctrl-C: worker processes are stopped before their pipes break."""
 
     def end(*_: object) -> None:
         raise Terminated
@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (BrokenPipeError, SystemExit) as error:
         # click and rich make SystemExit(1) of a closed pipe, but 1 means something else here.
         if not isinstance(error.__context__ if isinstance(error, SystemExit) else error, BrokenPipeError):
-            return complain(f"expected an attack to run, found that the model ended the program ({error}); correct it.")
+            return complain(f"your model ended the program ({error}).")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read our output has seen enough
         return 0
     except CommandLineError as error:
@@ -117,16 +117,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FedprismError as error:
         return complain(str(error))
     except OSError as error:
-        return complain(f"expected a usable file or folder, found {error}; check its name, permissions and disk.")
+        return complain(f"{error}. Check the name, the permissions and the free disk space.")
     except Exception as error:
         if out_of_memory(error):
-            return complain("expected enough memory for this attack, found too little; use a smaller model or batch.")
+            return complain("not enough memory for this attack. Use a smaller model or batch.")
         if os.environ.get("FEDPRISM_DEBUG") == "1":
             traceback.print_exc()
         if users_place(error):
-            return complain(
-                f"expected your model, loss and data to run, found that they raised {told(error)}; correct it."
-            )
+            return complain(f"your model, loss or data raised an error: {told(error)}.")
         return complain(
             f"this is a bug in fedprism, please report it ({type(error).__name__}: {error}); "
             "FEDPRISM_DEBUG=1 shows where.",

@@ -61,6 +61,34 @@ def arrays_passed_by(rounds: Sequence[RoundFacts]) -> Iterator[Finding]:
         yield note("arrays-passed-by", "", sentence, {"records": len(records), "tensors": sum(records.values())})
 
 
+def parts_unsent(rounds: Sequence[RoundFacts]) -> Iterator[Finding]:
+    """Adapters, or a head: what does not travel has to come from the model that somebody hands over."""
+    if several := [round_ for round_ in rounds if round_.unsent]:
+        count = max(round_.unsent for round_ in several)
+        sentence = (
+            f"in {len(several)} of {len(rounds)} rounds {count} parameters of the model were not sent; attacks take "
+            "them from the model that the recorder or the audit is given, which must have the weights that clients have"
+        )
+        yield note("parts-unsent", "", sentence, {"rounds": len(several), "parameters": count})
+
+
+def clients_silent(rounds: Sequence[RoundFacts]) -> Iterator[Finding]:
+    """Who was asked and sent nothing that could be recorded; those who refuse have a finding of their own."""
+    missing = [
+        (round_.index, name)
+        for round_ in rounds
+        for name in round_.sampled
+        if name not in round_.replied and not REFUSED.search(round_.problems.get(name, ""))
+    ]
+    if missing:
+        asked, places = sum(len(round_.sampled) for round_ in rounds), list(dict.fromkeys(str(i) for i, _ in missing))
+        sentence = (
+            f"{len(missing)} of {asked} answers that the server asked for did not come (rounds {_listed(places)}): the "
+            "updates of these clients are not in this recording"
+        )
+        yield note("clients-silent", "", sentence, {"answers": len(missing), "rounds": len(places)})
+
+
 def rounds_left_out(rounds: Sequence[RoundFacts]) -> Iterator[Finding]:
     """Rounds whose facts are known and whose updates are not there."""
     reasons: dict[str, int] = {}
@@ -72,7 +100,7 @@ def rounds_left_out(rounds: Sequence[RoundFacts]) -> Iterator[Finding]:
             f"{count} because {reason[:MOST_LETTERS]}" for reason, count in list(reasons.items())[:MOST_NAMED]
         )
         left = sum(reasons.values())
-        sentence = f"of {len(rounds)} rounds, the updates of {left} are not in this recording ({told})"
+        sentence = f"of {len(rounds)} rounds, the updates of {left} are not in this capture ({told})"
         yield note("rounds-left-out", "", sentence, {"rounds": left})
 
 
@@ -81,7 +109,7 @@ def troubled(troubles: Sequence[str]) -> Iterator[Finding]:
     if troubles:
         more = f" and {len(troubles) - 1} more" if len(troubles) > 1 else ""
         first = troubles[0][:MOST_LETTERS_OF_A_TROUBLE]
-        sentence = f"this recording may lack something, because the recorder failed: {first}{more}"
+        sentence = f"this capture may be incomplete, because the recorder failed: {first}{more}"
         yield note("recorder-failed", "", sentence, {"troubles": len(troubles)})
 
 
@@ -95,5 +123,7 @@ RULES_ABOUT_RECORDING: tuple[Callable[[Sequence[RoundFacts]], Iterator[Finding]]
     clients_refused,
     differences_sent,
     arrays_passed_by,
+    parts_unsent,
+    clients_silent,
     rounds_left_out,
 )

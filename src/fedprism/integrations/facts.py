@@ -78,6 +78,8 @@ class RoundFacts(Strict):
     """What clients sent back, as it was stated or recognised."""
     passed_by: Mapping[Name, Size] = {}
     """Records of arrays beside the model that were not recorded, and of how many tensors."""
+    unsent: Annotated[int, Field(ge=0)] = 0
+    """How many parameters of the recorder's model the model that was sent does not hold."""
     left_out: Name | None = None
     """Why none of this round's updates is in the capture, though clients answered."""
 
@@ -116,9 +118,7 @@ def read_file(folder: str | os.PathLike[str]) -> FindingsFile | None:
         return FindingsFile.model_validate_json(text)
     except (ValidationError, ValueError, OSError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise BadCapture(
-            f"expected a {FILE} of {FORMAT} beside the capture, found another file ({reason}); remove it."
-        ) from error
+        raise BadCapture(f"{FILE} beside the capture is not a file of {FORMAT} ({reason}). Remove it.") from error
 
 
 def plain_metrics(values: Mapping[str, Any]) -> dict[str, Value]:

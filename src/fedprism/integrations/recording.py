@@ -18,6 +18,7 @@ from typing import Any
 from torch import nn
 
 from fedprism.captures.growing import CaptureFull, GrowingCapture
+from fedprism.captures.layout import with_unsent
 from fedprism.captures.untold import in_words, line_to_add, untold
 from fedprism.checks import shown
 from fedprism.errors import BadInput
@@ -39,7 +40,7 @@ THREAD = "fedprism-recorder"
 NOTHING: Update = {}
 """The model of clients that answer without having been sent any."""
 NOT_CHOSEN = "every= or rounds= leaves them out"
-FULL = "the recording ended before them"
+FULL = "recording ended before them"
 TOO_SLOW = "the disk is slower than the run"
 
 
@@ -66,7 +67,7 @@ class Recording:
         also_known: Collection[str] = (),
     ) -> None:
         if uplink is not None and uplink not in UPLINKS:
-            raise BadInput(f"expected uplink to be {' or '.join(UPLINKS)}, found {shown(uplink)}; use one of these.")
+            raise BadInput(f"uplink must be {' or '.join(UPLINKS)}, not {shown(uplink)}.")
         self.capture = GrowingCapture(folder, model=model, knowledge=knowledge, source=source)
         self.watch = watch
         self.uplink = uplink
@@ -77,6 +78,7 @@ class Recording:
         self._facts: list[RoundFacts] = []
         self._first: int | None = None
         self._over = False
+        self._params: Update = dict(model.named_parameters()) if model is not None else {}
         self._buffers = frozenset(dict(model.named_buffers(remove_duplicate=False)) if model is not None else ())
         self._writer: ThreadPoolExecutor | None = None
         self._written: Future[None] | None = None
@@ -103,8 +105,8 @@ class Recording:
     def _tell_what_is_missing(self) -> None:
         if self.missing:
             log.warning(
-                "what is recorded does not tell %s. If you know it, give the recorder knowledge=, or add under "
-                "[captures] in a plan: %s (numbers of examples that clients state stand in for batch_size)",
+                "the capture does not hold %s. If you know it, give the recorder knowledge=, or add under "
+                "[captures] in a plan: %s (numbers of examples that clients state are used as batch_size)",
                 in_words(self.missing),
                 line_to_add(self.missing),
             )
@@ -161,7 +163,7 @@ class Recording:
                 return
             # Not in the thread: attacks draw random numbers and would disturb those of the run.
             watched, rounds = self._rounds(facts, sent, answers)
-            leakage = self.watch.look(rounds, self.model, self.capture.knowledge)
+            leakage = self.watch.look(self._whole(rounds), self.model, self.capture.knowledge)
             watched = watched.model_copy(update={"leakage": leakage})
             self._submit(watched, lambda: (watched, rounds), size)
             if self.watch.stop_above is not None or self.watch.stop_on_findings:
@@ -219,8 +221,8 @@ class Recording:
         kept = [dataclasses.replace(round_, update=self.keep.chosen(round_.update)) for round_ in rounds]
         if not all(round_.update for round_ in kept):
             raise BadInput(
-                f"expected layers of the update, found none that is called {' or '.join(self.keep.layers or ())}; "
-                f"they are {', '.join(list(rounds[0].update)[:5])} and the like."
+                f"no layer of the update is called {' or '.join(self.keep.layers or ())}. They are "
+                f"{', '.join(list(rounds[0].update)[:5])} and so on."
             )
         if not kept:
             return {}
@@ -228,8 +230,8 @@ class Recording:
         try:
             if self.capture.bytes + new > self.keep.most_gigabytes * GIGABYTE:
                 raise CaptureFull(
-                    f"expected at most {self.keep.most_gigabytes:g} GB, found that a round takes {new / GIGABYTE:.2g} "
-                    "GB more; choose what is kept with every=, rounds= and layers=, or raise most_gigabytes."
+                    f"a round takes {new / GIGABYTE:.2g} GB more than the {self.keep.most_gigabytes:g} GB "
+                    "allowed. Choose what is kept with every=, rounds= and layers=, or raise most_gigabytes."
                 )
             return {"model": self.capture.append(kept)}
         except (CaptureFull, OSError) as error:
@@ -254,7 +256,14 @@ class Recording:
                 name = shown(answer.participants[0])
                 log.warning("round %d: the answer of %s is not recorded: %s", facts.index, name, error)
         norms = {r.participants[0]: length(r.update) for r in rounds if r.clients == 1 and r.participants}
-        return facts.model_copy(update={"uplink": uplink, "problems": problems, "norms": norms}), rounds
+        unsent = max((len(self._params.keys() - r.params.keys()) for r in rounds), default=0)
+        told = {"uplink": uplink, "problems": problems, "norms": norms, "unsent": unsent}
+        return facts.model_copy(update=told), rounds
+
+    def _whole(self, rounds: Sequence[Round]) -> list[Round]:
+        """The rounds with those parts of the model that do not travel, which are not written with every round."""
+        wholes = {id(r.params): with_unsent(r.params, self._params) for r in rounds}  # one object for all clients
+        return [dataclasses.replace(r, params=wholes[id(r.params)]) for r in rounds]
 
     def _recognised(self, pairs: Sequence[tuple[Sent, Answer]]) -> Uplink:
         """What clients send back, as it was stated or as the first round showed in which it could be told."""
@@ -262,9 +271,9 @@ class Recording:
             self.uplink = "weights" if part > HALF_OF_THE_MODEL else "difference"
             if self.uplink == "difference":
                 log.warning(
-                    "clients send differences of weights: what they sent holds %.2f of the model that they were sent, "
-                    "where weights would hold about 1. They are recorded as such; if this is wrong, say "
-                    'uplink="weights"',
+                    "clients send differences of weights: %.2f of the model they were sent is in what they "
+                    "return, for weights it would be about 1. They are recorded as differences; if this is "
+                    'wrong, say uplink="weights"',
                     part,
                 )
         return self.uplink or "weights"

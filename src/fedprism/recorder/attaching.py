@@ -122,8 +122,9 @@ class Recorder:
         """
         if importlib.util.find_spec("flwr") is None:
             raise BadInput(
-                f"expected a strategy or a grid of Flower, found {shown(type(what).__name__)} and no package flwr; pip "
-                'install "fedprism[flower]", or use recorder.round(sent=..., received=...) in a loop of your own.'
+                f"{shown(type(what).__name__)} is neither a strategy nor a grid of Flower, and the package "
+                'flwr is not installed. Run pip install "fedprism[flower]", or use recorder.round(sent=..., '
+                "received=...) in a loop of your own."
             )
         from fedprism.integrations import flower
 
@@ -186,7 +187,7 @@ class Recorder:
         """Copies of the tensors of a model, a state_dict or a list of arrays."""
         state = given.state_dict() if isinstance(given, nn.Module) else given
         if not isinstance(state, Mapping) and not isinstance(state, list | tuple):
-            raise BadInput(f"expected a state_dict, a model or a list of arrays, found {shown(type(given).__name__)}.")
+            raise BadInput(f"give a state_dict, a model or a list of arrays, not {shown(type(given).__name__)}.")
         arrays = state if isinstance(state, Mapping) else by_place(state)
         return named(tensors_of(arrays), self.recording.model)
 
@@ -195,13 +196,15 @@ class Recorder:
         *,
         folder: str | os.PathLike[str] | None = None,
         attacks: Collection[str] | None = None,
+        most_updates: int | None = None,
         show_images: bool = False,
         open_page: bool = True,
     ) -> Path:
         """Audit what was recorded so far, write the report, and open it. Returns the page.
 
-        folder: of the audit; else beside the capture. attacks: by name; else those that apply. show_images: keep what
-        was recovered, which may be private samples, and show it.
+        folder: of the audit; else beside the capture. attacks: by name; else those that apply. most_updates: how many
+        updates of a long recording are attacked one by one; the report says which and why. show_images: keep what was
+        recovered, which may be private samples, and show it.
         """
         return audited(
             self.folder,
@@ -209,6 +212,7 @@ class Recorder:
             model=self.recording.model,
             loss=self._own_loss,
             attacks=attacks,
+            most_updates=most_updates,
             pictures=show_images,
             open_page=open_page,
         )

@@ -61,21 +61,23 @@ class ExplainedUpdate(_Shown):
 
 
 class Configuration(_Shown):
-    """Cells that differ in nothing but the seed."""
+    """Runs that differ in nothing but the seed."""
 
     key: str
     situation: str
     """The same for all attacks in one setting, which share a ceiling."""
-    cell: TestedSetting
+    cell: Annotated[TestedSetting, Field(validation_alias="configuration")]
     outcomes: dict[str, Count]
     reasons: tuple[str, ...]
     statuses: tuple[str, ...]
     knowledge_used: tuple[str, ...]
     metrics: dict[str, Figure]
-    nulls: dict[str, dict[str, float]]
+    baselines: dict[str, dict[str, float]]
     by_column: dict[str, float]
     samples: Count
-    answered: Count
+    answered: Annotated[Count, Field(validation_alias="returned")]
+    recovered: Count = 0
+    """How many samples were recovered, at least recognisably."""
     labels_leaked: float | None
     residual: float | None
     updates: Count = 0
@@ -94,8 +96,17 @@ class Configuration(_Shown):
         return title_of(self.cell.model_dump())
 
     @property
+    def share(self) -> tuple[int, int] | None:
+        """How many of the private samples were recovered or, without ground truth, of the updates reproduced."""
+        if not self.done:
+            return None
+        if self.samples:
+            return self.recovered, self.samples
+        return (len(self.explained), self.updates) if self.updates else None
+
+    @property
     def bare(self) -> bool:
-        """Whether it is known that there was no defense; of a recording nobody knows."""
+        """Whether it is known that there was no defense; of a capture it is not."""
         return self.cell.kind == "attack" and self.cell.defense == NO_DEFENSE
 
     @property
@@ -106,7 +117,7 @@ class Configuration(_Shown):
 
     @property
     def attacker(self) -> str:
-        """The threat model's name; whoever has a capture knows what it tells."""
+        """The threat model's name; whoever holds a capture knows what is in it."""
         return self.cell.threat or "whoever holds the capture"
 
     @property
@@ -126,13 +137,13 @@ def configurations(audit: Audit) -> tuple[Configuration, ...]:
         return tuple(map(_configuration, audit.summary))
     except (ValidationError, TypeError, KeyError, AttributeError, ValueError, RecursionError) as error:
         raise BadInput(
-            "expected configurations in results.json as fedprism audit writes them, found others; run the audit again."
+            "results.json was not written by fedprism audit, or was changed since. Run the audit again."
         ) from error
 
 
 def _configuration(entry: Mapping[str, Any]) -> Configuration:
     """Strictly, as JSON: there lists become tuples without words becoming numbers."""
-    keys = {"key": configuration_key(entry["cell"]), "situation": situation_key(entry["cell"])}
+    keys = {"key": configuration_key(entry["configuration"]), "situation": situation_key(entry["configuration"])}
     return Configuration.model_validate_json(json.dumps({**entry, **keys}))
 
 

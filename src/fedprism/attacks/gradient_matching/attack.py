@@ -144,7 +144,7 @@ class GradientMatching(UpdateAttack):
             if not circumstances.batchnorm_between:
                 return "no batch-norm layer of this model stands in the way"
             return None if self == presets.bn_infer() else "bn-infer stands for it; a plan may name it"
-        if circumstances.dense_layer_first:
+        if circumstances.dense_layer_tells:
             return "closed forms apply to this model; a plan may name it all the same"
         standard = self == presets.inverting_gradients()
         return None if standard else "inverting-gradients stands for it; a plan may name it"
