@@ -14,7 +14,7 @@ ifeq ($(origin SETTINGS_$(CPU)),undefined)
   $(error CPU is $(CPU); use this, avx2 or sse41)
 endif
 
-.PHONY: demo test lint lock newest docs bench rounding bench-gpu memory-gpu growth growth-gpu clean
+.PHONY: demo test lint lock newest tables docs pictures bench rounding bench-gpu memory-gpu growth growth-gpu clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedprism demo
@@ -38,9 +38,14 @@ newest:
 	rm -rf .venv-newest
 	$(MAKE) lint test VENV=.venv-newest PINNED=
 
+# The tables of the documentation, which are made from the code and from stored results.
+tables: $(VENV)/.installed
+	$(BIN)/python docs/tables.py
+
 # The documentation as a site, build/docs/index.html; a warning is an error.
 docs: $(VENV)/.installed
 	$(BIN)/python -m sphinx -W --keep-going -q -d build/doctrees docs build/docs
+	$(BIN)/python -m sphinx -W --keep-going -q -d build/doctrees/research -c docs -D root_doc=README research build/docs/research
 
 # One table of every headline workload beside what one would run instead. FEDPRISM_DATA names the folder with real data,
 # PEER a folder with the peer `breaching` and what it needs.
@@ -52,7 +57,7 @@ bench-gpu: export OMP_NUM_THREADS = 4
 bench-gpu: $(VENV)/.installed
 	$(BIN)/python benchmarks/bench.py --device cuda $(if $(PEER),--peer-path $(PEER))
 
-# How far rounding moves what attacks reach: the table of docs/results.md.
+# How far rounding moves what attacks reach: the table of research/results.md.
 rounding: $(VENV)/.installed
 	$(BIN)/python benchmarks/rounding.py this
 	$(SETTINGS_avx2) $(BIN)/python benchmarks/rounding.py avx2
@@ -64,7 +69,7 @@ memory-gpu: $(VENV)/.installed
 
 # How the cost of each solver grows with its size, as slopes of log against log.
 growth: $(VENV)/.installed
-	$(BIN)/python benchmarks/growth.py --device cpu --chart docs/growth.svg
+	$(BIN)/python benchmarks/growth.py --device cpu --chart research/growth.svg
 
 growth-gpu: $(VENV)/.installed
 	$(BIN)/python benchmarks/growth.py --device cuda

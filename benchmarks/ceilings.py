@@ -1,8 +1,8 @@
 """Whether any attack comes closer than the ceiling, and ceilings beside what attacks reach.
 
     python benchmarks/ceilings.py law [--quick] [--first 0 --cells 500] [--data-dir DATA]
-    python benchmarks/ceilings.py table     what was stored of `law`, as docs/ceiling.md has it
-    python benchmarks/ceilings.py curves [--quick] [--only noise] [--chart docs/ceiling.svg] [--data-dir DATA]
+    python benchmarks/ceilings.py table     what was stored of `law`, as research/ceilings.md has it
+    python benchmarks/ceilings.py curves [--quick] [--only noise] [--chart research/ceilings.svg] [--data-dir DATA]
 
 `law`: in each cell (network, defense, strength, batch, sample) the private sample is drawn several times from the
 cube that its ceiling speaks of, and attacked by methods of ours and by one that is told the cube. Where a mean over few

@@ -77,8 +77,8 @@ class Table(nn.Module):
 
 
 def sentences(count: int) -> tuple[Tensor, int]:
-    """Sentences of the project's pages as tokens, padded or cut to one length, and how many words there are."""
-    text = " ".join(page.read_text() for page in sorted((ROOT / "docs").glob("*.md")))
+    """Sentences of the long studies as tokens, padded or cut to one length, and how many words there are."""
+    text = " ".join(page.read_text() for page in sorted((ROOT / "research").glob("*.md")))
     found = [re.findall(r"[a-z]+", sentence.lower()) for sentence in re.split(r"[.!?:]\s", text)]
     texts = [words[:LENGTH] for words in found if len(words) >= LENGTH // 3]
     vocabulary = {word: 1 + number for number, word in enumerate(sorted({word for words in texts for word in words}))}

@@ -1,6 +1,6 @@
 """How the cost of each solver grows with the batch and with the size of the images, as slopes of log against log.
 
-    python benchmarks/growth.py [--device cuda] [--only NAME ...] [--chart docs/growth.svg]
+    python benchmarks/growth.py [--device cuda] [--only NAME ...] [--chart research/growth.svg]
 
 At a slope of 1 twice as many samples take twice the time. Small sizes are often cheaper to add than that, because a
 machine is not busy with them: the table gives the slope over all sizes and that of the last step. On a CPU seconds are

@@ -4,7 +4,7 @@
 
 Every CPU adds numbers up in an order of its own. Closed forms hardly notice; an optimisation can end elsewhere. `make
 rounding` runs this once for each kind of CPU that the Makefile knows how to imitate. Each run adds its numbers to
-benchmarks/results/rounding.json and prints the table of all, as on docs/results.md.
+benchmarks/results/rounding.json and prints the table of all, as on research/results.md.
 """
 
 from __future__ import annotations

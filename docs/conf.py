@@ -1,14 +1,20 @@
 """How the documentation becomes a site: `make docs`, then open build/docs/index.html.
 
-The pages are the Markdown files beside this one, which read as well where the code is hosted. The reference comes from
-the docstrings: plain sentences with `names` in backticks, of which `as_markup` makes reStructuredText.
+The pages are the Markdown files of this folder, which read as well where the code is hosted. The long studies of
+research/ are built into build/docs/research. The reference comes from the docstrings: plain sentences with `names` in
+backticks, of which `as_markup` makes reStructuredText.
 """
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 
+from docutils import nodes
+from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
+from sphinx.transforms.post_transforms import SphinxPostTransform
 
 from fedprism import __version__
 
@@ -30,6 +36,8 @@ autodoc_mock_imports = ["flwr", "nvflare"]  # the reference reads the same wheth
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 maximum_signature_line_length = 90
+
+ROOT = Path(__file__).parent.parent
 
 BULLET = re.compile(r"^(\s*)(- |\d+\. )")
 
@@ -66,10 +74,32 @@ def _escaped(line: str) -> str:
 def in_its_place(app: Sphinx, what: str, name: str, thing: object, skip: bool, options: object) -> bool | None:
     """Solvers that other modules hand on are described on their own page only."""
     solver = str(getattr(thing, "__module__", "")).startswith(("fedprism.solvers", "fedprism.runtime"))
-    return True if solver and app.env.docname != "api-solvers" else None
+    return True if solver and app.env.docname != "reference/api-solvers" else None
+
+
+class LinksBetweenFolders(SphinxPostTransform):
+    """Links from docs/ to research/ and back, which are two builds: one is below the other as the folder `research`."""
+
+    default_priority = 5
+
+    def run(self, **_: object) -> None:
+        here = address(Path(self.env.doc2path(self.env.docname)))
+        for link in list(self.document.findall(pending_xref)):
+            page = Path(link["reftarget"] + ".md")
+            if page.is_absolute() and page.is_file():
+                part = f"#{link['reftargetid']}" if link.get("reftargetid") else ""
+                target = os.path.relpath(address(page), here.parent) + part
+                link.replace_self(nodes.reference("", "", *link.children, refuri=target))
+
+
+def address(page: Path) -> Path:
+    """Where a Markdown file is found below the folder of the site."""
+    place = page.resolve().relative_to(ROOT)
+    return Path(*place.parts[place.parts[0] == "docs" :]).with_suffix(".html")
 
 
 def setup(app: Sphinx) -> None:
+    app.add_post_transform(LinksBetweenFolders)
     app.connect("autodoc-process-docstring", _on_docstring)
     app.connect("autodoc-skip-member", in_its_place)
 

@@ -1,4 +1,4 @@
-"""Runs the code cells of docs/notebook.ipynb in their order and keeps what they show, without Jupyter.
+"""Runs the code cells of docs/tutorials/notebook.ipynb in their order and keeps what they show, without Jupyter.
 
     python docs/notebooks.py
 
@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-NOTEBOOK = Path(__file__).parent / "notebook.ipynb"
+NOTEBOOK = Path(__file__).parent / "tutorials" / "notebook.ipynb"
 TEMPORARY = re.compile(rf"{re.escape(tempfile.gettempdir())}/fedprism-audit-\w+")
 """The folder of an audit that names none: another one every time, and nobody's business."""
 

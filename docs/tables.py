@@ -1,8 +1,8 @@
-"""Writes the tables of docs/choosing.md and docs/design.md from the code, those of docs/performance.md from results.
+"""Writes the tables of the documentation: those of the reference from the code, others from stored results.
 
-    python docs/tables.py
+    python docs/tables.py          # or: make tables
 
-A test finds a page that is behind the code.
+A test finds a page that is behind the code. A table is between `<!-- table: NAME -->` and `<!-- end of table -->`.
 
 What an attack needs, uses and says is read off it; what it works on is told here, and an attack without an entry ends
 this program with the name of what is missing.
@@ -38,11 +38,15 @@ from fedprism.solvers.windows import WindowStatus
 from fedprism.threats import THREATS
 
 HERE = Path(__file__).parent
-sys.path.append(str(HERE.parent / "tests"))
+sys.path += [str(HERE), str(HERE.parent / "tests")]
+
+import commands  # noqa: E402
+import findings  # noqa: E402
+from commands import table as _table  # noqa: E402
 
 import rooms  # noqa: E402
 
-CHOOSING, PERFORMANCE, DESIGN = HERE / "choosing.md", HERE / "performance.md", HERE / "design.md"
+PAGES = (*sorted(HERE.rglob("*.md")), HERE.parent / "research" / "performance.md")
 RESULTS = HERE.parent / "benchmarks" / "results"
 
 ANY_NETWORK = "any differentiable network; gradients and FedAvg deltas"
@@ -79,7 +83,7 @@ WORKS_ON = {
 }
 
 ONE_OF_ITS_WAYS = {"disaggregation": frozenset({"windows", "counts"})}
-"""Where none of several kinds of knowledge is a need on its own, the kind that a threat model grants."""
+"""If none of several kinds of knowledge is a need on its own: the kind that a threat model grants."""
 
 MATCHING = (MatchingStatus,)
 SAYS: dict[str, tuple[type[StrEnum], ...]] = {
@@ -104,7 +108,7 @@ STAGES = ("on_draw", "on_batch", "on_loss", "on_examples", "on_update", "on_aggr
 
 
 def attacks() -> str:
-    """One row an attack: what it works on, needs and uses, who knows that, and which statuses it ends with."""
+    """One row per attack: what it works on, needs and uses, who knows that, and which statuses it ends with."""
     rows = []
     for name, make in ATTACKS.items():
         attack = make()
@@ -119,7 +123,7 @@ def attacks() -> str:
                 says,
             )
         )
-    return _table(("attack", "works on", "needs to know", "uses where granted", "who knows that", "statuses"), rows)
+    return _table(("attack", "works on", "needs to know", "uses if granted", "who knows that", "statuses"), rows)
 
 
 def _who(name: str, attack: Attack) -> str:
@@ -154,7 +158,7 @@ def statuses() -> str:
 
 
 def defenses() -> str:
-    """One row a defense: what it does, where in a round, and its settings."""
+    """One row per defense: what it does, where in a round, and its settings."""
     rows = []
     for name, kind in DEFENSES.items():
         stages = [stage for stage in STAGES if getattr(kind, stage) is not getattr(Defense, stage)]
@@ -167,11 +171,6 @@ def defenses() -> str:
     return _table(("defense", "what it does", "stages", "settings"), rows)
 
 
-def _table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    lines = [columns, ("---",) * len(columns), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-
-
 def measured(place: str) -> str:
     """What benchmarks/bench.py stored, without what is empty."""
     file = RESULTS / f"bench-{place}.md"
@@ -179,7 +178,7 @@ def measured(place: str) -> str:
 
 
 def growth(place: str) -> str:
-    """What benchmarks/growth.py stored: one row a solver."""
+    """What benchmarks/growth.py stored: one row per solver."""
     file = RESULTS / f"growth-{place}.json"
     if not file.exists():
         return "Not run yet."
@@ -191,7 +190,7 @@ def growth(place: str) -> str:
 
 
 def matching_memory() -> str:
-    """What benchmarks/matching_memory.py stored: one row a batch and the memory that it may use."""
+    """What benchmarks/matching_memory.py stored: one row per batch and the memory that it may use."""
     file = RESULTS / "matching_memory.json"
     if not file.exists():
         return "Not run yet."
@@ -206,7 +205,17 @@ def matching_memory() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "rooms": rooms.table,
     "attacks": attacks,
+    "attack-settings": lambda: commands.names("attacks", without=("needs", "uses")),
     "defenses": defenses,
+    "threats": lambda: commands.names("threats"),
+    "models": lambda: commands.names("models"),
+    "data": lambda: commands.names("data"),
+    "metrics": lambda: commands.names("metrics"),
+    "recipes": lambda: commands.names("recipes"),
+    "commands": commands.commands,
+    "plan": commands.plan,
+    "protocol-findings": findings.protocol,
+    "model-findings": findings.models,
     "statuses": statuses,
     "bench-cpu": lambda: measured("cpu"),
     "bench-gpu": lambda: measured("gpu"),
@@ -227,5 +236,5 @@ def filled(page: str) -> str:
 
 
 if __name__ == "__main__":
-    for written in (CHOOSING, PERFORMANCE, DESIGN):
+    for written in PAGES:
         written.write_text(filled(written.read_text()))

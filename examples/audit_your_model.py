@@ -19,7 +19,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         found = audit.run_audit(setup, folder, checks=audit.Checks(gates=(gate,)))
         for row in found.summary:
-            cell, columns = row["cell"], row["metrics"]["columns"]
+            cell, columns = row["configuration"], row["metrics"]["columns"]
             print(
                 f"{cell['attack']:>15}, batch of {cell['batch_size']}, {cell['defense']}: {columns['mean']:.0%} of the "
                 f"columns were recovered, {columns['null']:.0%} without any attack"

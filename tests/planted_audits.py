@@ -29,7 +29,7 @@ OWN: dict[str, Any] = {**NAMED, "data": {"name": None, "folder": "faces"}}
 def figure(mean: float, *, off: float | None = 0.5, closest: float | None = None, null: float | None = 10.0) -> Any:
     """A metric; `off` is half of the interval."""
     low, high = (None, None) if off is None else (mean - off, mean + off)
-    return {"mean": mean, "low": low, "high": high, "closest": mean if closest is None else closest, "null": null}
+    return {"mean": mean, "low": low, "high": high, "closest": mean if closest is None else closest, "baseline": null}
 
 
 def attack(psnr: float = 12.0, ssim: float = 0.1, **changes: Any) -> dict[str, Any]:
@@ -52,10 +52,10 @@ def attack(psnr: float = 12.0, ssim: float = 0.1, **changes: Any) -> dict[str, A
         "statuses": ["done as it should be"],
         "knowledge_used": ["loss", "model"],
         "metrics": {"psnr": figure(psnr, null=13.0), "ssim": figure(ssim, off=0.05, null=0.1)},
-        "nulls": {"psnr": {"blank": 12.0, "mean": 13.0, "noise": 8.0, "other": 9.0}, "ssim": {"mean": 0.1}},
+        "baselines": {"psnr": {"blank": 12.0, "mean": 13.0, "noise": 8.0, "other": 9.0}, "ssim": {"mean": 0.1}},
         "by_column": {},
         "samples": 2,
-        "answered": 2,
+        "returned": 2,
         "labels_leaked": None,
         "residual": 0.25,
         "accuracy": None,
@@ -65,19 +65,26 @@ def attack(psnr: float = 12.0, ssim: float = 0.1, **changes: Any) -> dict[str, A
     }
     for key, value in changes.items():
         (entry if key in entry else cell)[key] = value
-    return {"cell": cell, **entry}
+    return {"configuration": cell, **entry}
 
 
 def captured(**changes: Any) -> dict[str, Any]:
     """A capture without truth: no score, a residual."""
-    entry = attack(metrics={}, nulls={}, samples=0, answered=0, residual=1.5e-5)
-    entry["cell"] = {"kind": "capture", "capture": "1: run-1", "attack": "idlg", "settings": "Idlg()"}
+    entry = attack(metrics={}, baselines={}, samples=0, returned=0, residual=1.5e-5)
+    entry["configuration"] = {"kind": "capture", "capture": "1: run-1", "attack": "idlg", "settings": "Idlg()"}
     return {**entry, **changes}
 
 
 def utility(defense: str, accuracy: float, epsilon: float | None = None) -> dict[str, Any]:
-    entry = attack(metrics={}, nulls={}, samples=0, answered=0, residual=None, knowledge_used=[], outcomes={"done": 1})
-    entry["cell"] = {"kind": "utility", "defense": defense, "defense_settings": defense, "loss": "cross_entropy"}
+    entry = attack(
+        metrics={}, baselines={}, samples=0, returned=0, residual=None, knowledge_used=[], outcomes={"done": 1}
+    )
+    entry["configuration"] = {
+        "kind": "utility",
+        "defense": defense,
+        "defense_settings": defense,
+        "loss": "cross_entropy",
+    }
     return {**entry, "accuracy": accuracy, "interval": [accuracy - 0.01, accuracy + 0.01], "epsilon": epsilon}
 
 
@@ -110,14 +117,14 @@ def plant(
         (folder / name).mkdir(parents=True, exist_ok=True)
     records = []
     for entry in entries:
-        for seed in seeds[:1] if entry["cell"]["kind"] == "utility" else seeds:
-            cell = {**entry["cell"], "seed": seed}
+        for seed in seeds[:1] if entry["configuration"]["kind"] == "utility" else seeds:
+            cell = {**entry["configuration"], "seed": seed}
             record = _record(cell, entry, 0 if pictures is None else len(pictures))
             records.append(record)
             (folder / "records" / f"{record['id']}.json").write_bytes(json_text.as_json(record))
             if pictures is not None:
                 kept = {"recovered": pictures.flip(2).contiguous()}
-                if entry["cell"]["kind"] != "capture":
+                if entry["configuration"]["kind"] != "capture":
                     count = len(pictures)
                     indices, answered = torch.arange(count), torch.ones(count, dtype=torch.bool)
                     kept |= {"originals": pictures, "answered": answered, "indices": indices}
@@ -129,7 +136,7 @@ def plant(
         "versions": VERSIONS,
         "columns": None,
         "skipped": list(skipped),
-        "conclusion": {"verdict": verdict, "weights": weights, "exit_code": 0, "sentences": [], "gates": list(gates)},
+        "conclusion": {"verdict": verdict, "weights": weights, "exit_code": 0, "sentences": [], "checks": list(gates)},
         "summary": list(entries),
         "records": records,
     }
@@ -142,9 +149,9 @@ def _record(cell: Mapping[str, Any], entry: Mapping[str, Any], pictures: int) ->
     values = {name: [mean - 0.1 * k for k in range(max(1, pictures))] for name, mean in means.items()}
     record = {
         "kind": "utility" if cell["kind"] == "utility" else "attack",
-        "cell": dict(cell),
+        "run": dict(cell),
         "knowledge_used": entry["knowledge_used"],
-        "scores": {"values": values, "means": means, "samples": entry["samples"], "answered": entry["answered"]},
+        "scores": {"values": values, "means": means, "samples": entry["samples"], "answered": entry["returned"]},
         **{"accuracy": None, "time_factor": None, "epsilon": None, "residual": entry["residual"]},
         "status": "done",
         "seed": cell["seed"],
@@ -156,7 +163,7 @@ def _record(cell: Mapping[str, Any], entry: Mapping[str, Any], pictures: int) ->
     outcome = next(iter(entry["outcomes"]))
     found = {
         "id": hashlib.sha256(json.dumps(cell, sort_keys=True).encode()).hexdigest()[:16],
-        "cell": dict(cell),
+        "run": dict(cell),
         "outcome": outcome,
         "reason": "; ".join(entry["reasons"]),
         "record": record if outcome == "done" else None,

@@ -33,20 +33,14 @@ def shown(value: object) -> str:
 def whole(value: object, name: str, most: int, least: int = 1) -> int:
     """`value` if it is a whole number from `least` to `most`; True is not one."""
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise BadInput(
-            f"expected {name} to be a whole number from {least} to {most}, found {shown(value)}; "
-            "give a number in that range."
-        )
+        raise BadInput(f"{name} must be a whole number from {least} to {most}, not {shown(value)}.")
     return value
 
 
 def probability(value: object, name: str) -> float:
     """`value` as a float if it is a number from 0 up to, but not including, 1."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1:
-        raise BadInput(
-            f"expected {name} to be a number from 0 up to, but not including, 1, found {shown(value)}; "
-            "give a number in that range."
-        )
+        raise BadInput(f"{name} must be a number from 0 up to, but not including, 1, not {shown(value)}.")
     return float(value)
 
 
@@ -54,7 +48,7 @@ def choice(value: object, name: str, options: Iterable[str]) -> str:
     """`value` if it is one of the words `options`."""
     options = tuple(options)
     if not isinstance(value, str) or value not in options:
-        raise BadInput(f"expected {name} to be {' or '.join(options)}, found {shown(value)}; use one of these.")
+        raise BadInput(f"{name} must be {' or '.join(options)}, not {shown(value)}.")
     return value
 
 
@@ -62,15 +56,10 @@ def shape(value: object, name: str, lengths: Sequence[int] = (1, 2, 3, 4)) -> li
     """`value` as a list if it is the shape of one input; `lengths` says how many sizes it may have."""
     if not isinstance(value, list | tuple) or len(value) not in lengths:
         wanted = " or ".join(map(str, lengths))
-        raise BadInput(
-            f"expected {name} to be a list of {wanted} whole numbers, found {shown(value)}; give a list of that length."
-        )
+        raise BadInput(f"{name} must be a list of {wanted} whole numbers, not {shown(value)}.")
     sizes = [whole(size, f"each number in {name}", MOST_LENGTH) for size in value]
     if math.prod(sizes) > MOST_ELEMENTS:
-        raise BadInput(
-            f"expected {name} to hold at most {MOST_ELEMENTS} values, found {shown(sizes)}, which holds "
-            f"{math.prod(sizes)}; give a smaller shape."
-        )
+        raise BadInput(f"{name} {shown(sizes)} holds {math.prod(sizes)} values; the limit is {MOST_ELEMENTS}.")
     return sizes
 
 
@@ -78,7 +67,7 @@ def row(table: Mapping[str, T], name: object, kind: str) -> T:
     """The row of a table of methods, or an error that names the nearest rows."""
     if not isinstance(name, str) or name not in table:
         hint = nearest(name, table) if isinstance(name, str) else f"use one of {', '.join(table)}."
-        raise BadInput(f"expected the name of a {kind}, found {shown(name)}; {hint}")
+        raise BadInput(f"no {kind} is called {shown(name)}; {hint}")
     return table[name]
 
 
@@ -88,11 +77,8 @@ def arguments(function: Callable[..., Any], given: Mapping[str, object], owner: 
     accepted = ", ".join(parameters)
     for name in given:
         if name not in parameters:
-            raise BadInput(f"expected options of {owner} out of {accepted}, found {shown(name)}; remove or rename it.")
+            raise BadInput(f"{owner} has no option {shown(name)}. Its options are {accepted}.")
     missing = [name for name, known in parameters.items() if known.default is known.empty and name not in given]
     if missing:
-        raise BadInput(
-            f"expected {owner} to be given {' and '.join(missing)}, found {', '.join(given) or 'no option'}; "
-            f"add {missing[0]}=...."
-        )
+        raise BadInput(f"{owner} needs {' and '.join(missing)}. Add {missing[0]}=....")
     return {name: given.get(name, known.default) for name, known in parameters.items()}

@@ -48,8 +48,8 @@ def predictions(outputs: Any) -> Tensor:
         return predictions(outputs[0])
     names = ", ".join(map(str, outputs)) if isinstance(outputs, Mapping) else type(outputs).__name__
     raise BadInput(
-        f"expected a model that returns a tensor, a tuple that begins with one or a dict with {OUTPUT_NAMES[0]!r}, "
-        f"found {names}; give the loss as a function of what the model returns."
+        "the model must return a tensor, a tuple that begins with one or a dict with "
+        f"{OUTPUT_NAMES[0]!r}, not {names}. Give the loss as a function of what the model returns."
     )
 
 
@@ -111,8 +111,8 @@ def resolve(loss: str | LossFn) -> LossFn:
         return loss
     if loss not in LOSSES:
         raise BadInput(
-            f"expected a loss out of {', '.join(LOSSES)}, found '{loss}'; name one of these, or give a function of "
-            'outputs and labels (in a plan: loss = "pkg.module:function").'
+            f"no loss is called '{loss}'. Use one of {', '.join(LOSSES)}, or a function of outputs and "
+            'labels (in a plan: loss = "pkg.module:function").'
         )
     return LOSSES[loss]
 
@@ -158,8 +158,8 @@ def _classes_last(scores: Tensor, labels: Tensor) -> bool:
     last = tuple(scores.shape[:-1]) == tuple(labels.shape)
     if second and last:
         raise BadInput(
-            f"expected scores from whose shape it can be told which dimension is that of classes, found "
-            f"{tuple(scores.shape)} for labels {tuple(labels.shape)}; give the loss as a function of both."
+            f"it is unclear which dimension of the outputs {tuple(scores.shape)} is that of classes, for "
+            f"labels {tuple(labels.shape)}. Give the loss as a function of both."
         )
     return last
 
@@ -177,8 +177,8 @@ def _numbers(labels: Tensor, scores: Tensor) -> Tensor:
     if labels.shape[:1] == scores.shape[:1] and _without_ones(labels) == _without_ones(scores):
         return labels.reshape(scores.shape).to(scores.dtype)
     raise BadInput(
-        f"expected a label for each output, found labels of shape {tuple(labels.shape)} and outputs of shape "
-        f"{tuple(scores.shape)}; change the labels, the model or the loss."
+        f"labels of shape {tuple(labels.shape)} do not fit outputs of shape {tuple(scores.shape)}. "
+        "Change the labels, the model or the loss."
     )
 
 

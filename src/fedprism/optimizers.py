@@ -58,7 +58,7 @@ class SGD(LocalOptimizer):
     def __post_init__(self) -> None:
         _check(self, weight_decay=(0, math.inf))
         if not isinstance(self.nesterov, bool):
-            raise BadInput(f"expected nesterov to be True or False, found {shown(self.nesterov)}; use one of these.")
+            raise BadInput(f"nesterov must be True or False, not {shown(self.nesterov)}.")
 
     def step(
         self, params: Tensors, gradient: Tensors, state: State, *, number: int, lr: float, momentum: float
@@ -134,14 +134,12 @@ def knowledge_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     if kind is None or any(group != settings[0] for group in settings[1:]):
         found = type(optimizer).__name__ if kind is None else "parameter groups that differ in their settings"
         raise BadInput(
-            f"expected torch's SGD, Adam or AdamW with the same settings for all parameters, found {found}; state "
-            "local_lr and local_optimizer yourself, or leave them out."
+            "only torch's SGD, Adam and AdamW with the same settings for all parameters are known, not "
+            f"{found}. State local_lr and local_optimizer yourself, or leave them out."
         )
     group = settings[0]
     if odd := [key for key in ("dampening", "amsgrad", "maximize") if group.get(key)]:
-        raise BadInput(
-            f"expected an optimizer without {odd[0]}, found {odd[0]}={group[odd[0]]}; leave local_optimizer out."
-        )
+        raise BadInput(f"optimizers with {odd[0]}={group[odd[0]]} are not supported. Leave local_optimizer out.")
     known = {"local_lr": float(group["lr"]), "local_momentum": float(group.get("momentum", 0.0))}
     decay = float(group["weight_decay"])
     if kind is SGD:
@@ -171,4 +169,4 @@ def _check(optimizer: Any, **ranges: tuple[float, float]) -> None:
         value = getattr(optimizer, name)
         if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value < high:
             wanted = f"from {low:g} up to, but not including, {high:g}" if high < math.inf else f"of at least {low:g}"
-            raise BadInput(f"expected {name} to be a number {wanted}, found {shown(value)}; torch's default is common.")
+            raise BadInput(f"{name} must be a number {wanted}, not {shown(value)}. torch's default is common.")

@@ -66,8 +66,7 @@ def _check_finite(observation: Observation) -> None:
         for name, tensor in round.update.items():
             if not bool(torch.isfinite(tensor).all()):
                 raise BadInput(
-                    f"expected a finite update, found NaN or infinity in '{name}' of round {round.index}; "
-                    "leave that round out or record it again."
+                    f"'{name}' of round {round.index} holds NaN or infinity. Leave that round out or record it again."
                 )
 
 

@@ -47,9 +47,7 @@ class ThreatModel:
 
 def _known(field: str) -> str:
     if field not in GRANTABLE:
-        raise BadInput(
-            f"expected a field of Knowledge to grant or withhold, found '{field}'; {nearest(field, GRANTABLE)}"
-        )
+        raise BadInput(f"no knowledge is called '{field}'; {nearest(field, GRANTABLE)}")
     return field
 
 

@@ -168,7 +168,7 @@ class Knowledge(ShortRepr):
     def blank(self, samples: int, like: Tensor | None = None) -> Inputs:
         """Zeros that the model can be fed: so many samples, as precise as `like`."""
         if self.input_shape is None:
-            raise NotApplicable("expected the input_shape of the model, found none; grant it.")
+            raise NotApplicable("the input_shape of the model is not known. Grant it.")
         return blank_inputs(self.input_shape, self.input_types, samples, like)
 
     def shaped(self, values: Tensor, like: Tensor | None = None) -> Inputs:
@@ -251,7 +251,8 @@ class Record(ShortRepr):
     """One line of a result: what was run, with what knowledge, and what came out. Holds no clock, host or path."""
 
     kind: Literal["attack", "utility", "ceiling"]
-    cell: Mapping[str, Any]
+    run: Mapping[str, Any]
+    """What was run: the attack, the defense and their settings."""
     knowledge_used: tuple[str, ...] = ()
     scores: Mapping[str, Any] | None = None
     accuracy: float | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 import fedprism as fp
 from fedprism.attacks.base import READ_AS_SGD
-from fedprism.attacks.certificate import only_signs, unexplained
+from fedprism.attacks.certificate import left_by_noise, only_signs, unexplained
 from fedprism.attacks.evidence import EXPLAINED_RESIDUAL, evidence
 from fedprism.optimizers import SGD, Adam, AdamW, LocalOptimizer
 from fedprism.solvers import DenseStatus
@@ -211,3 +212,61 @@ def test_adam_keeps_which_tokens_were_used() -> None:
         answer = fp.run(fp.attacks.embedding_inversion(), observation)
         assert set(answer.tensor.unique().tolist()) - {-1} == {3, 7, 20}
         assert "counts" in answer.ambiguity, "how often is in the sizes, which Adam does not keep"
+
+
+def dense(*widths: int) -> nn.Module:
+    layers = [part for pair in itertools.pairwise(widths) for part in (nn.Linear(*pair), nn.Tanh())]
+    return nn.Sequential(nn.Flatten(), *layers[:-1])
+
+
+def in_place_of(observation: fp.Observation, update: dict[str, Tensor]) -> fp.Observation:
+    return dataclasses.replace(observation, rounds=(dataclasses.replace(observation.round, update=update),))
+
+
+@pytest.mark.parametrize(
+    ("widths", "told"),
+    [((256, 1), False), ((256, 2), True), ((256, 1, 1), True), ((256, 1, 2), True), ((256, 2, 1), True)],
+    ids=str,
+)
+@pytest.mark.parametrize("attack", [fp.attacks.dense_inversion(), fp.attacks.row_space_inversion(steps=10)], ids=repr)
+def test_a_small_residual_means_nothing_where_noise_leaves_as_little(
+    attack: fp.Attack, widths: tuple[int, ...], told: bool
+) -> None:
+    """With one output and nothing else any update is a multiple of some input; more numbers contradict noise."""
+    torch.manual_seed(0)
+    loss = {"loss": "binary_cross_entropy"} if widths[-1] == 1 else {}
+    batch = fp.Batch(DIGITS.batch([0]).inputs, torch.ones(1) if loss else torch.ones(1).long())
+    scenario = fp.Scenario(model=dense(*widths), clients=[batch], **loss)
+    real, _ = fp.simulate(scenario, fp.threats.honest_but_curious, seed=0, device="cpu")
+    noise = in_place_of(real, {name: torch.randn_like(each) for name, each in real.round.update.items()})
+    assert evidence(real, fp.run(attack, real)).recovered == told
+    answer = fp.run(attack, noise)
+    left = fp.residual(noise, answer)
+    assert not evidence(noise, answer).recovered
+    assert left is None or left > EXPLAINED_RESIDUAL
+    assert told or left is None
+
+
+def test_numbers_in_labels_may_fit_noise_too() -> None:
+    """A measurement is one more number that an answer may choose."""
+    torch.manual_seed(0)
+    batch = fp.Batch(DIGITS.batch([0]).inputs, torch.tensor([0.3]))
+    observation, truth = fp.simulate(
+        fp.Scenario(model=dense(256, 1), clients=[batch], loss="mse"), fp.threats.honest_but_curious
+    )
+    assert left_by_noise(observation, truth.inputs, truth.labels) == 0
+    assert fp.residual(observation, fp.Reconstruction(inputs=truth.inputs, labels=truth.labels)) is None
+
+
+def test_silent_units_and_followed_zeros_contradict_nothing() -> None:
+    """Ten outputs have 2,570 numbers for 256 of a sample; one row among zeros has 257, which is none to spare."""
+    observation, truth = made(dense(256, 10), 1)
+    assert left_by_noise(observation, truth.inputs, truth.labels) == pytest.approx((2313 / 2570) ** 0.5)
+    update = {name: torch.zeros_like(each) for name, each in observation.round.update.items()}
+    for each in update.values():
+        each[3] = 1.0
+    assert left_by_noise(in_place_of(observation, update), truth.inputs, truth.labels) == 0
+    pruned, truth = made(dense(256, 10), 1, defense=fp.defenses.Prune(0.92))
+    granted = dataclasses.replace(pruned.knowledge, defense=fp.defenses.Prune(0.92))
+    assert left_by_noise(dataclasses.replace(pruned, knowledge=granted), truth.inputs, truth.labels) == 0
+    assert left_by_noise(pruned, truth.inputs, truth.labels) > 0

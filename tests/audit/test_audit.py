@@ -66,7 +66,7 @@ def test_an_audit_finds_what_leaks_and_what_a_defense_changes(tmp_path: Path) ->
     assert samples is not None
     assert torch.equal(samples["originals"], samples["recovered"])
     row = audit.summary[0]
-    assert row["metrics"]["psnr"]["null"] == pytest.approx(
+    assert row["metrics"]["psnr"]["baseline"] == pytest.approx(
         max(np.mean([found["none", 1, s].baselines[n]["psnr"] for s in (0, 1)]) for n in nulls)
     )
 
@@ -75,9 +75,13 @@ def test_the_interval_over_seeds_is_student_s(tmp_path: Path) -> None:
     from scipy.stats import t
 
     audit = run_audit(planned(SMALL.replace("seeds = [0, 1]", "seeds = [0, 1, 2, 3, 4]")), tmp_path / "out")
-    row = next(r for r in audit.summary if r["cell"]["defense"] != "none" and r["cell"]["batch_size"] == 2)
+    row = next(
+        r for r in audit.summary if r["configuration"]["defense"] != "none" and r["configuration"]["batch_size"] == 2
+    )
     values = [
-        f.record.scores["means"]["psnr"] for f in audit if {**f.description, "seed": 0} == {**row["cell"], "seed": 0}
+        f.record.scores["means"]["psnr"]
+        for f in audit
+        if {**f.description, "seed": 0} == {**row["configuration"], "seed": 0}
     ]  # type: ignore[union-attr, index]
     low, high = t.interval(0.95, len(values) - 1, np.mean(values), np.std(values, ddof=1) / len(values) ** 0.5)
     assert (row["metrics"]["psnr"]["low"], row["metrics"]["psnr"]["high"]) == pytest.approx((low, high))
@@ -184,7 +188,7 @@ def planted_row(psnr: float | None, **cell: Any) -> Summary:
         return row
     row.outcomes, row.means, row.closest = {"done": 1}, {"psnr": [psnr], "mse": [10 ** (-psnr / 10)]}, {"psnr": psnr}
     row.closest["mse"] = row.means["mse"][0]
-    row.nulls, row.samples, row.answered = {"psnr": {"mean": [13.0]}}, 1, 1
+    row.baselines, row.samples, row.answered = {"psnr": {"mean": [13.0]}}, 1, 1
     return row
 
 
@@ -256,7 +260,7 @@ def test_what_came_of_gates_stands_in_every_file(tmp_path: Path) -> None:
     rows = summarised(audit)
     means = {title(row.cell): figure.mean for row in rows if (figure := row.figure("psnr")) is not None}
     assert audit.conclusion["verdict"] == "leaks"
-    failed, passed = audit.conclusion["gates"]
+    failed, passed = audit.conclusion["checks"]
     assert (failed["flag"], failed["limit"], failed["single"], failed["passed"]) == (
         "--fail-above psnr=15",
         15.0,
@@ -266,7 +270,7 @@ def test_what_came_of_gates_stands_in_every_file(tmp_path: Path) -> None:
     assert failed["value"] == max(means.values())
     assert failed["worst"] == max(means, key=means.__getitem__)
     assert failed["beyond"] == sum(mean > 15 for mean in means.values())
-    assert (passed["gate"], passed["passed"], passed["beyond"]) == ("max-ssim=2", True, 0)
+    assert (passed["check"], passed["passed"], passed["beyond"]) == ("max-ssim=2", True, 0)
     summary = (tmp_path / "out" / "summary.md").read_text()
     assert "**LEAKS (random weights): an attack recovered private samples.**" in summary
     assert re.search(r"\| --fail-above psnr=15 \| failed \| (inf|[\d.]+) \| dense-inversion, ", summary)
@@ -353,7 +357,7 @@ def test_the_table_loses_nothing_on_a_narrow_terminal(tmp_path: Path) -> None:
         lines = screen.getvalue().splitlines()
         assert all(len(line) <= width for line in lines)
         head = next(line for line in lines if "configuration" in line)
-        assert {"psnr", "answered", "labels", "outcome"} <= set(head.split())
+        assert {"psnr", "returned", "labels", "outcome"} <= set(head.split())
         assert sum("done" in line for line in lines) == len(rows) == 8
         assert "prune(ratio=0.5)" in "".join(line[: head.index("psnr") - 8].strip() for line in lines)
 

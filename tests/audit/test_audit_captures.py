@@ -160,7 +160,7 @@ def test_usual_values_are_tried_for_what_nobody_tells_and_are_named(tmp_path: Pa
     text = '[captures]\nfolders = ["run"]\n[grid]\nattacks = ["dense-inversion"]\nseeds = [0]\n'
     plan = written(tmp_path, text)
     audit = run_audit(prepare(plan), tmp_path / "out")
-    residuals = {row["cell"]["capture"]: row["residual"] for row in audit.summary}
+    residuals = {row["configuration"]["capture"]: row["residual"] for row in audit.summary}
     assert set(residuals) == {
         "1: run, assuming input_shape=(1, 8, 8) and loss=cross_entropy",
         "1: run, assuming input_shape=(1, 8, 8) and loss=mse",
@@ -203,7 +203,7 @@ def test_nothing_is_assumed_of_a_loss_that_the_plan_names_as_code(tmp_path: Path
         '[grid]\nattacks = ["dense-inversion"]\nseeds = [0]\n'
     )
     (row,) = run_audit(prepare(written(tmp_path, text)), tmp_path / "out").summary
-    assert row["cell"]["capture"] == "1: run"
+    assert row["configuration"]["capture"] == "1: run"
     assert row["residual"] < 0.5
 
 

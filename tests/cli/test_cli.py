@@ -167,7 +167,7 @@ def test_attack_writes_tensors_record_and_pictures(capture: Path, capsys: pytest
     assert picture.getpixel((0, 0)) == tuple(round(float(value) * 255) for value in inputs[0, :, 0, 0])
     record = json.loads((written / "record.json").read_text())
     assert record["kind"] == "attack"
-    assert record["cell"] == {"attack": "dense-inversion", "settings": "DenseInversion()", "source": "written by hand"}
+    assert record["run"] == {"attack": "dense-inversion", "settings": "DenseInversion()", "source": "written by hand"}
     assert record["knowledge_used"] == ["batch_size", "input_shape", "loss", "model"]
     assert record["residual"] < 1e-4
     assert set(record["versions"]) == {"fedprism", "torch", "python"}
@@ -184,7 +184,7 @@ def test_scalar_fields_are_flags_in_any_place(capture: Path) -> None:
     record = json.loads(Path("out/record.json").read_text())
     assert record["seed"] == 7
     for setting in ("iterations=5", "restarts=2", "lr=0.05", "unroll=False", "adaptive=False"):
-        assert setting in record["cell"]["settings"]
+        assert setting in record["run"]["settings"]
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ def test_several_updates_are_attacked_one_by_one(tmp_path: Path, monkeypatch: py
     observation, _ = fedprism.simulate(scenario, fedprism.threats.honest_but_curious, seed=0)
     fedprism.captures.save(observation, tmp_path / "both")
     assert cli.main(["attack", "both", "--attack", "dense-inversion", "-o", "out"]) == 0
-    assert json.loads((tmp_path / "out" / "record.json").read_text())["cell"]["owners"] == ["client-0", "client-1"]
+    assert json.loads((tmp_path / "out" / "record.json").read_text())["run"]["owners"] == ["client-0", "client-1"]
 
 
 def test_an_attack_behind_a_reduction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,7 +309,7 @@ def test_an_attack_behind_a_reduction(tmp_path: Path, monkeypatch: pytest.Monkey
     fedprism.captures.save(observation, tmp_path / "sums")
     behind = ["attack", "sums", "--attack", "disaggregation", "--then", "dense-inversion", "-o", "out"]
     assert cli.main([*behind, "--floor", "0.5", "--time-limit=9"]) == 0
-    cell = json.loads((tmp_path / "out" / "record.json").read_text())["cell"]
+    cell = json.loads((tmp_path / "out" / "record.json").read_text())["run"]
     assert (cell["attack"], cell["then"]) == ("disaggregation", "dense-inversion")
     assert cell["settings"] == "then(Disaggregation(time_limit=9.0), DenseInversion(floor=0.5))"
     assert (tmp_path / "out" / "recovered-0.png").is_file()

@@ -40,7 +40,11 @@ def test_the_demo_audits_the_plan_that_init_writes_and_again_gives_the_same_numb
     folder, again = tmp_path / "demo", tmp_path / "again"
     assert demo(folder) == 0
     assert tomllib.loads((folder / "plan.toml").read_text()) == tomllib.loads(quick)
-    bare = [each for each in load_audit(folder).summary if each["cell"].get("defense") == "none" and each["metrics"]]
+    bare = [
+        each
+        for each in load_audit(folder).summary
+        if each["configuration"].get("defense") == "none" and each["metrics"]
+    ]
     assert max(each["metrics"]["psnr"]["closest"] for each in bare) > 100, "a dense layer gives samples away exactly"
     assert (folder / "report.html").is_file()
     assert "report.html" in capsys.readouterr().out

@@ -49,7 +49,7 @@ def test_it_says_what_is_there(observed: tuple[fp.Scenario, fp.Observation, fp.T
 
 def test_an_outcome_takes_one_line() -> None:
     values = {name: tuple(range(64)) for name in ("mse", "psnr", "ssim", "avd", "avd_floor")}
-    record = fp.Record(kind="attack", cell=dict.fromkeys("abcdefghij", "word " * 20), scores={"values": values})
+    record = fp.Record(kind="attack", run=dict.fromkeys("abcdefghij", "word " * 20), scores={"values": values})
     outcome = Outcome(
         key="0" * 16,
         description=record.cell,

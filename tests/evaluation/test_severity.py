@@ -10,7 +10,7 @@ from fedprism.evaluation.severity import Figure, Leak, severity, worst
 
 
 def figure(closest: float, null: float | None = None, mean: float | None = None) -> Figure:
-    return Figure(mean=closest if mean is None else mean, low=None, high=None, closest=closest, null=null)
+    return Figure(mean=closest if mean is None else mean, low=None, high=None, closest=closest, baseline=null)
 
 
 @pytest.mark.parametrize(

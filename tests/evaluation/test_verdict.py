@@ -40,7 +40,7 @@ class Row:
     def metrics(self) -> dict[str, Figure]:
         if not self.done or not self.samples:
             return {}
-        figure = Figure(mean=self.psnr, low=None, high=None, closest=self.psnr, null=13.0)
+        figure = Figure(mean=self.psnr, low=None, high=None, closest=self.psnr, baseline=13.0)
         return {"psnr": figure, **self.others}
 
 

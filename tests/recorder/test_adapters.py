@@ -1,4 +1,4 @@
-"""The adapters that docs/flower.md gives for APPFL and OpenFL, as they are written there, on hand-built calls."""
+"""The adapters that docs/how-to/record.md gives for APPFL and OpenFL, as written there, on hand-built calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 import fedprism as fp
 
-PAGE = (Path(__file__).parents[2] / "docs" / "flower.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "record.md").read_text()
 LocalTensor = namedtuple("LocalTensor", ["col_name", "tensor", "weight"])
 
 
@@ -21,7 +21,7 @@ def written(name: str) -> Any:
     (block,) = [text for text in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if f" {name}" in text]
     assert len([line for line in block.splitlines() if line.strip()]) < 20
     names: dict[str, Any] = {}
-    exec(compile(block, "docs/flower.md", "exec"), names)
+    exec(compile(block, "docs/how-to/record.md", "exec"), names)
     return names[name]
 
 

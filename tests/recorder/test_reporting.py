@@ -80,7 +80,7 @@ def test_a_recording_is_audited_and_the_page_is_opened(tmp_path: Path, opened: l
 
 def test_what_is_not_told_is_tried_and_the_report_says_what_was_assumed(tmp_path: Path) -> None:
     page = recorded(tmp_path / "run", dense).report()
-    by_assumption = {row["cell"]["capture"]: row["residual"] for row in results(page)["summary"]}
+    by_assumption = {row["configuration"]["capture"]: row["residual"] for row in results(page)["summary"]}
     assert by_assumption["1: run, assuming local_batch_size=1 and local_epochs=1"] < 1e-5
     assert by_assumption["1: run, assuming local_batch_size=1 and local_epochs=5"] > 0.1, "the update tells"
     text = Page(page.read_text()).text
@@ -92,7 +92,7 @@ def test_what_is_told_is_not_assumed(tmp_path: Path) -> None:
     known = fp.Knowledge(local_epochs=1, local_batch_size=1)
     page = recorded(tmp_path / "run", dense, knowledge=known).report(attacks=["dense-inversion"])
     (row,) = results(page)["summary"]
-    assert row["cell"]["capture"] == "1: run"
+    assert row["configuration"]["capture"] == "1: run"
 
 
 def test_a_loss_of_ones_own_is_used_by_the_audit(tmp_path: Path) -> None:
@@ -159,4 +159,4 @@ def test_the_text_of_the_readme_ends_in_a_report_of_a_convolutional_network(
     told = results(tmp_path / "captures-report" / "report.html")
     assert told["conclusion"]["verdict"] != "not tested"
     assert all(row["outcomes"] == {"done": 1} for row in told["summary"])
-    assert any("assuming" in row["cell"]["capture"] for row in told["summary"])
+    assert any("assuming" in row["configuration"]["capture"] for row in told["summary"])

@@ -77,7 +77,7 @@ def test_it_gives_the_numbers_of_the_same_plan(own: dict[str, Any], tmp_path: Pa
         folder=tmp_path / "given",
         **QUICK,
     )
-    assert [row["cell"] for row in found.audit.summary] == [row["cell"] for row in planned.summary]
+    assert [row["configuration"] for row in found.audit.summary] == [row["configuration"] for row in planned.summary]
     assert [row["metrics"] for row in found.audit.summary] == [row["metrics"] for row in planned.summary]
     of_weights = {"weights": "", "sentences": []}  # a factory is called twice, which tells what is random
     assert {**found.audit.conclusion, **of_weights} == {**planned.conclusion, **of_weights}
@@ -97,7 +97,7 @@ def test_it_takes_defenses_of_ones_own(own: dict[str, Any], tmp_path: Path) -> N
         folder=tmp_path / "given",
         **QUICK,
     )
-    named = [row["cell"]["defense"] for row in found.audit.summary]
+    named = [row["configuration"]["defense"] for row in found.audit.summary]
     assert named == ["none", "Halve()", "clip(norm=1.0) + Halve()"]
     assert found.verdict is Verdict.LEAKS
     assert "Halve()" in found.path.read_text()

@@ -132,7 +132,7 @@ def test_pictures_that_were_not_kept_cannot_be_shown(tmp_path: Path) -> None:
 
 def test_the_assessment_counts_what_ran_and_one_cell_is_one_cell(tmp_path: Path) -> None:
     refused = captured(outcomes={"skipped": 2}, reasons=["it needs to know the loss"], statuses=[], residual=None)
-    refused["cell"] = {**refused["cell"], "attack": "dlg", "settings": "Dlg()"}
+    refused["configuration"] = {**refused["configuration"], "attack": "dlg", "settings": "Dlg()"}
     page = Page(report.render(plant(tmp_path / "two", [captured(), refused], plan=CAPTURED)))
     tested = page.text[page.text.index("What was tested") :][:300]
     assert "1 attack (idlg) in 1 configuration" in tested

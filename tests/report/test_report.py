@@ -80,7 +80,7 @@ def test_gates_stand_in_the_verdict(tmp_path: Path) -> None:
         folder = tmp_path / "broken"
         document = json.loads((plant(folder, [attack()]).root / "results.json").read_text())
         (folder / "results.json").write_text(
-            json.dumps({**document, "conclusion": {**document["conclusion"], "gates": broken}})
+            json.dumps({**document, "conclusion": {**document["conclusion"], "checks": broken}})
         )
         with pytest.raises(BadInput, match="expected"):
             report.render(load_audit(folder))
@@ -92,13 +92,15 @@ def test_gates_stand_in_the_verdict(tmp_path: Path) -> None:
 def test_every_number_is_that_of_the_results(real: Path) -> None:
     page = Page(report.render(load_audit(real)))
     summary = json.loads((real / "results.json").read_text())["summary"]
-    attacks = [entry for entry in summary if entry["cell"]["kind"] == "attack"]
-    costs = {entry["cell"]["defense"]: entry for entry in summary if entry["cell"]["kind"] == "utility"}
+    attacks = [entry for entry in summary if entry["configuration"]["kind"] == "attack"]
+    costs = {
+        entry["configuration"]["defense"]: entry for entry in summary if entry["configuration"]["kind"] == "utility"
+    }
     points = {(point["attack"], point["defense"]): point for point in page.plot["points"]}
     assert len(points) == len(attacks) == 2
     for entry in attacks:
-        defense = entry["cell"]["defense"]
-        point = points[entry["cell"]["attack"], "no defense" if defense == "none" else defense]
+        defense = entry["configuration"]["defense"]
+        point = points[entry["configuration"]["attack"], "no defense" if defense == "none" else defense]
         shown = {name: {**entry["metrics"][name]} for name in point["values"]}
         for each in shown.values():
             each.pop("by_seed")

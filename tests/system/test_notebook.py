@@ -72,4 +72,4 @@ def test_links_of_the_notebook_lead_somewhere() -> None:
     text = "".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "markdown")
     targets = re.findall(r"\]\(([^)#]+)", text)
     assert targets
-    assert all((DOCS / target).exists() for target in targets)
+    assert all((DOCS / "tutorials" / target).exists() for target in targets)

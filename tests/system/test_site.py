@@ -17,7 +17,10 @@ from fedprism.attacks import ATTACKS
 from fedprism.defenses import DEFENSES
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = sorted(page.stem for page in DOCS.glob("*.md"))
+RESEARCH = DOCS.parent / "research"
+PAGES = sorted(page.relative_to(DOCS).with_suffix("").as_posix() for page in DOCS.rglob("*.md"))
+MEASURED = ("bench-cpu", "bench-gpu", "growth-cpu", "growth-gpu", "memory-gpu")
+"""Tables that are made from stored results."""
 NEEDED = ("sphinx", "furo", "myst_parser")
 
 
@@ -28,6 +31,9 @@ def module(name: str) -> ModuleType:
     found = importlib.util.module_from_spec(described)
     described.loader.exec_module(found)
     return found
+
+
+TABLES = module("tables")
 
 
 def listed() -> list[str]:
@@ -41,21 +47,20 @@ def test_every_page_is_on_the_site_once() -> None:
     assert sorted(listed()) == [page for page in PAGES if page != "index"]
 
 
-@pytest.mark.parametrize("table", ["attacks", "defenses", "statuses", "rooms"])
-def test_the_tables_for_choosing_are_the_code_s(table: str) -> None:
-    tables = module("tables")
-    pages = tables.CHOOSING.read_text() + tables.DESIGN.read_text()
-    assert tables.TABLES[table]() in pages, "run python docs/tables.py"
+@pytest.mark.parametrize("table", [name for name in TABLES.TABLES if name not in MEASURED])
+def test_the_tables_of_the_reference_are_the_code_s(table: str) -> None:
+    (page,) = [page for page in TABLES.PAGES if f"<!-- table: {table} -->" in page.read_text()]
+    assert TABLES.TABLES[table]() in page.read_text(), "run make tables"
 
 
 def test_the_tables_have_a_row_for_every_method() -> None:
-    tables = module("tables")
-    assert [line.split("`")[1] for line in tables.attacks().splitlines()[2:]] == list(ATTACKS)
-    assert [line.split("`")[1] for line in tables.defenses().splitlines()[2:]] == list(DEFENSES)
+    assert [line.split("`")[1] for line in TABLES.attacks().splitlines()[2:]] == list(ATTACKS)
+    assert [line.split("`")[1] for line in TABLES.defenses().splitlines()[2:]] == list(DEFENSES)
 
 
 def test_every_public_name_is_in_the_reference() -> None:
-    reference = "\n".join((DOCS / f"{page}.md").read_text() for page in ("api", "api-methods", "api-solvers"))
+    pages = ("api", "api-methods", "api-solvers")
+    reference = "\n".join((DOCS / "reference" / f"{page}.md").read_text() for page in pages)
     described = set(re.findall(r"^\.\. auto\w+:: (?:fedprism\.)?(\w+)", reference, re.MULTILINE))
     assert set(fp.__all__) - described == set()
 
@@ -72,7 +77,7 @@ def test_signatures_that_are_written_by_hand_are_the_code_s(file: str, name: str
     (defined,) = (node for node in ast.walk(source) if isinstance(node, ast.ClassDef) and node.name == name)
     (init,) = (node for node in defined.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
     wanted = [argument.arg for argument in (*init.args.args[1:], *init.args.kwonlyargs)]
-    written = re.search(rf"autoclass:: {name}\((.*)\)", (DOCS / "api-integrations.md").read_text())
+    written = re.search(rf"autoclass:: {name}\((.*)\)", (DOCS / "reference" / "api-integrations.md").read_text())
     assert written is not None
     assert [part.partition("=")[0] for part in written[1].split(", ") if part != "*"] == wanted
 
@@ -91,17 +96,22 @@ def test_docstrings_become_markup(written: list[str], markup: list[str]) -> None
     assert module("conf").as_markup(written) == [*markup, ""]
 
 
-def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+@pytest.mark.parametrize("folder", [DOCS, RESEARCH], ids=lambda folder: folder.name)
+def test_the_site_builds_without_a_warning(folder: Path, tmp_path: Path) -> None:
     for needed in NEEDED:
         pytest.importorskip(needed, reason="the extra `docs` is not installed")
+    first = "README" if folder == RESEARCH else "index"
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-c", DOCS, "-D", f"root_doc={first}"]
     done = subprocess.run(
-        [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-d", tmp_path / "trees", DOCS, tmp_path / "site"],
-        capture_output=True,
-        text=True,
-        timeout=600,
+        [*command, "-d", tmp_path / "trees", folder, tmp_path / "site"], capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
-    assert {page.stem for page in (tmp_path / "site").glob("*.html")} >= set(PAGES)
-    assert "fedprism.simulate" in (tmp_path / "site" / "api.html").read_text()
-    attached = (tmp_path / "site" / "api-integrations.html").read_text()
-    assert all(f"{name}" in attached for name in ("InspectionMod", "CaptureFilter", "RoundFacts", "stop_above"))
+    pages = [page.relative_to(folder).with_suffix(".html") for page in folder.rglob("*.md")]
+    assert all((tmp_path / "site" / page).exists() for page in pages)
+    if folder == DOCS:
+        reference = tmp_path / "site" / "reference"
+        assert "fedprism.simulate" in (reference / "api.html").read_text()
+        attached = (reference / "api-integrations.html").read_text()
+        assert all(name in attached for name in ("InspectionMod", "CaptureFilter", "RoundFacts", "stop_above"))
+    else:
+        assert 'href="../how-to/extend.html"' in (tmp_path / "site" / "gradattack.html").read_text()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from fedprism import losses
 from fedprism.attacks.gradient_matching.forward import Forward, likely_forward
 from fedprism.client.observed import adds_gradients, direction
+from fedprism.defenses.pruning import Prune
 from fedprism.errors import FedprismError
 from fedprism.inputs import Inputs, first_tensor, tensors_of
 from fedprism.network.network_map import network_map
@@ -130,17 +131,47 @@ def rounding_error(update: Update) -> float:
 def certified(observation: Observation, inputs: Inputs, labels: Tensor | None) -> bool | None:
     """Whether these samples give the observed update to rounding error; None where nobody can tell."""
     residual = unexplained(observation, inputs, labels) if labels is not None else None
-    if residual is None:
+    if labels is None or residual is None:
         return None
-    explained = residual <= rounding_error(direction(observation.round))
-    return None if explained and not can_contradict(observation, inputs) else explained
+    return within(residual, rounding_error(direction(observation.round)), left_by_noise(observation, inputs, labels))
 
 
-def can_contradict(observation: Observation, inputs: Inputs) -> bool:
-    """Whether the update holds more numbers than these samples, its scale aside: else noise is explained as well."""
-    fractions = sum(tensor.numel() for tensor in tensors_of(inputs) if tensor.is_floating_point())
-    sent = sum(tensor.numel() for tensor in observation.round.update.values() if tensor.is_floating_point())
-    return sent - 1 > fractions
+def within(residual: float, limit: float, noise: float) -> bool | None:
+    """Whether a residual shows that samples explain an update; None if it is small, and noise could leave as little.
+
+    `noise` is what samples that are fitted to noise leave of it: the limit is meant for samples that are not fitted.
+    """
+    if residual > limit:
+        return False
+    return True if residual < limit * noise else None
+
+
+def left_by_noise(observation: Observation, inputs: Inputs, labels: Tensor | None) -> float:
+    """The residual that samples like these leave after they were fitted to noise in place of the update; 0 if none.
+
+    Each fraction in the samples and their labels can make one number of the update fit, and the unknown scale one more.
+    """
+    fitted = (*tensors_of(inputs), *([] if labels is None else [labels]))
+    free = 1 + sum(tensor.numel() for tensor in fitted if tensor.is_floating_point())
+    sent = sum(map(_telling_numbers(observation), observation.round.update.values()))
+    return math.sqrt(max(0, sent - free) / max(1, sent))
+
+
+def _telling_numbers(observation: Observation) -> Callable[[Tensor], int]:
+    """How many numbers of a tensor of the update say something: rows of zeros are those of units that are silent.
+
+    Pruning that is known is followed entry by entry, so that zeros agree with every answer.
+    """
+    defense = observation.knowledge.defense
+    pruned = defense is not None and any(isinstance(part, Prune) for part in defense.members)
+
+    def count(tensor: Tensor) -> int:
+        if not tensor.is_floating_point():
+            return 0
+        rows = tensor.reshape(len(tensor) if tensor.dim() else 1, -1) != 0
+        return int(rows.sum() if pruned else rows.any(1).sum() * rows.shape[1])
+
+    return count
 
 
 def explaining_labels(observation: Observation, inputs: Inputs) -> Tensor | None:

@@ -19,7 +19,7 @@ from torch.nn.functional import one_hot
 
 from fedprism import losses
 from fedprism.attacks.base import NO_DENSE_LAYER, Circumstances, UpdateAttack
-from fedprism.attacks.certificate import can_contradict, certified, explaining_labels, only_signs, rounding_error
+from fedprism.attacks.certificate import certified, explaining_labels, left_by_noise, only_signs, rounding_error
 from fedprism.attacks.gradient_matching.forward import FORWARD_USES
 from fedprism.client.observed import adds_gradients, direction
 from fedprism.errors import NotApplicable
@@ -134,7 +134,7 @@ def _status(
         explained = certified(observation, inputs, labels)
         if explained:
             return dense.DenseStatus.EXACT
-        if not can_contradict(observation, inputs) or (explained is None and len(inputs) >= len(gradient[1])):
+        if not left_by_noise(observation, inputs, labels) or (explained is None and len(inputs) >= len(gradient[1])):
             return dense.DenseStatus.UNCHECKABLE
         rounding = rounding_error(direction(observation.round))
         if not len(inputs) or dense.outside(inputs.flatten(1), *gradient) > rounding:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fedprism.attacks.base import READ_AS_SGD
-from fedprism.attacks.certificate import unexplained
+from fedprism.attacks.certificate import left_by_noise, unexplained, within
 from fedprism.inputs import first_tensor
 from fedprism.solvers.closed_form.dense import DenseStatus
 from fedprism.solvers.separation.exact_batch import ExactStatus
@@ -24,7 +24,7 @@ class Evidence(NamedTuple):
     samples: int
     """How many were read off the update."""
     residual: float | None
-    """The part of the update that they leave unexplained; None where nobody can tell."""
+    """The part of the update that they leave unexplained; None where nobody can tell, or noise leaves as little."""
     recovered: bool
     """Whether the update bears them out."""
 
@@ -40,7 +40,10 @@ def evidence(observation: Observation, answer: Reconstruction) -> Evidence:
         return Evidence(0, 1.0 if answer.inputs is not None else None, False)
     assert answer.inputs is not None
     residual = None if answer.labels is None else unexplained(observation, answer.inputs, answer.labels)
+    noise = left_by_noise(observation, answer.inputs, answer.labels)
+    explained = False if residual is None else within(residual, EXPLAINED_RESIDUAL, noise)
+    residual = residual if explained is not None else None
     if any(status in answer.status for status in REFUTING):
         return Evidence(samples, residual, False)
     confirmed = answer.status.endswith(CONFIRMING) and READ_AS_SGD not in answer.status
-    return Evidence(samples, residual, confirmed or (residual is not None and residual <= EXPLAINED_RESIDUAL))
+    return Evidence(samples, residual, confirmed or explained is True)

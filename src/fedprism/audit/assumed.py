@@ -116,7 +116,7 @@ def told_lacking(observation: Observation, name: str) -> list[Skipped]:
     if not names:
         return []
     why = (
-        f"{in_words(names)}; usual values are tried for what is needed. To say the true ones, add under [captures]: "
-        f"{line_to_add(names)}"
+        f"{in_words(names)}; usual values are tried for what is needed. To state the true ones, add "
+        f"under [captures]: {line_to_add(names)}"
     )
-    return [Skipped(what=f"what capture {name} does not tell", why=why)]
+    return [Skipped(what=f"the unknown of capture {name}", why=why)]

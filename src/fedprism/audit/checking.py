@@ -78,8 +78,8 @@ def check(setup: Setup, *, device: str | None = None) -> Fit:
         if price is not None and price.refused:
             left_out.append((cell.attack.label, price.refused))
         else:
-            cost = "longer than could be waited for" if price is None else f"about {duration(price.seconds)}"
-            attacks.append((cell.attack.label, f"{cost} a batch of 1"))
+            cost = "too long to measure" if price is None else f"about {duration(price.seconds)}"
+            attacks.append((cell.attack.label, f"{cost} for a batch of 1"))
     return Fit(
         inputs=described(setup.materials().batch(torch.tensor([0])).inputs),
         outputs=tuple(network.outputs.shape[1:]),

@@ -37,9 +37,9 @@ class Skipped:
 
 
 UNSEEN = Skipped(
-    what="what clients do before they send",
-    why="a recording on the server cannot show it: noise that clients add, as Flower's LocalDpMod does, looks like any "
-    "other update, and the epsilon that is claimed for it is not checked",
+    what="the defense of the clients",
+    why="a capture on the server cannot show it: noise that clients add, as Flower's LocalDpMod "
+    "does, looks like any other update, and the epsilon that is claimed for it is not checked",
 )
 """Said of every recording."""
 
@@ -49,11 +49,11 @@ def pointless(
 ) -> Skipped | None:
     """Why a combination is not worth a cell, before anything is simulated."""
     if threat.participates and clients == 1:
-        return Skipped(what=threat.name, why="with one client there is nobody else whose data it could attack")
+        return Skipped(what=threat.name, why="with one client there is no other data to attack")
     if threat.sees == "aggregate" and clients == 1:
         return Skipped(what=f"{threat.name} with one client", why="the aggregate of one client is its own update")
     if "defense" in threat.grants and not defense:
-        return Skipped(what=f"{threat.name} without a defense", why="there is no defense to know")
+        return Skipped(what=f"{threat.name} without a defense", why="no defense to know")
     sums_only = any(entry.method.sums_only for entry in defense)
     if _takes_sums_apart(attack) and threat.sees == "client" and not sums_only:
         return Skipped(what=f"{name} under {threat.name}", why="it sees every client's own update already")
@@ -61,10 +61,10 @@ def pointless(
     if threat.tampers and not tampering:
         return Skipped(
             what=f"{name} under {threat.name}",
-            why="it does not change what clients receive, so honest_but_curious says it all",
+            why="it does not change what clients receive, so honest_but_curious covers it",
         )
     if "defense" in threat.grants and "defense" not in attack.needs | attack.uses:
-        return Skipped(what=f"{name} under {threat.name}", why="it makes no use of knowing the defense")
+        return Skipped(what=f"{name} under {threat.name}", why="it does not use knowledge of the defense")
     missing = sorted(attack.needs - threat.grants)
     if missing:
         return Skipped(what=f"{name} under {threat.name}", why=f"it needs to know {' and '.join(missing)}")
@@ -82,7 +82,7 @@ def repeated(attack: Attack, name: str, threat: ThreatModel, threats: Sequence[T
         related = threat.name.partition(" ")[0] == other.name and other.grants < threat.grants
         if related and not more & (attack.needs | attack.uses):
             known = " and ".join(sorted(more))
-            return Skipped(what=f"{name} under {threat.name}", why=f"it makes no use of knowing {known}")
+            return Skipped(what=f"{name} under {threat.name}", why=f"it does not use knowledge of {known}")
     return None
 
 
@@ -117,7 +117,7 @@ def default_threats(plan: Plan, probe: Observation, skipped: list[Skipped]) -> t
         chosen += [ThreatEntry(name="secure_aggregation"), ThreatEntry(name="curious_client")]
     else:
         for name in ("secure_aggregation", "curious_client"):
-            skipped.append(Skipped(what=name, why="it concerns federations of several clients; set grid.clients"))
+            skipped.append(Skipped(what=name, why="it needs several clients; set grid.clients"))
     named = {entry.name for entry in chosen}
     for name in THREATS:
         if name not in named and not any(each.what == name for each in skipped):
@@ -165,7 +165,7 @@ def other_inputs(attack: Attack, known: Knowledge) -> str | None:
     try:
         check_inputs(attack, known.input_shape, known.input_types)
     except NotApplicable:
-        return "the model is fed several tensors, or whole numbers"
+        return "the model's input is several tensors, or whole numbers"
     return None
 
 
@@ -175,8 +175,8 @@ def lacking(attack: Attack, capture: Observation) -> str | None:
     if not missing:
         return None
     places = ["model.factory" if name == "model" else "captures.knowledge" for name in missing if name in SAYABLE]
-    hint = f"; the plan can say it in {' and '.join(dict.fromkeys(places))}" if len(places) == len(missing) else ""
-    return f"the capture does not tell {' and '.join(missing)}{hint}"
+    hint = f"; state it in the plan under {' and '.join(dict.fromkeys(places))}" if len(places) == len(missing) else ""
+    return f"the capture does not hold {' and '.join(missing)}{hint}"
 
 
 def _has_sums(probe: Observation, plan: Plan) -> bool:

@@ -44,14 +44,14 @@ def _plain_settings(given: dict[str, Any]) -> dict[str, Any]:
         several = isinstance(value, list | tuple)
         values = tuple(value) if several else (value,)
         if not 1 <= len(values) <= MOST_VALUES:
-            raise ValueError(f"1 to {MOST_VALUES} values of {shown(key)}, found {len(values)}")
+            raise ValueError(f"{shown(key)} needs 1 to {MOST_VALUES} values, not {len(values)}")
         for each in values:
             # True is 1 here; what is not finite is not within the range either.
             if not (isinstance(each, int | float) and -LARGEST <= each <= LARGEST) and not (
                 isinstance(each, str) and 1 <= len(each) <= 200
             ):
                 raise ValueError(
-                    f"{shown(key)} to be a number, a word, true, false or a list of them, found {shown(each)}"
+                    f"{shown(key)} must be a number, a word, true, false or a list of them, not {shown(each)}"
                 )
         plain[key] = values if several else value
     return plain
@@ -72,25 +72,25 @@ class Entry(Strict):
         if isinstance(given, str):
             return {"name": given}
         if not isinstance(given, Mapping):
-            raise ValueError(f"a name or a table with a name, found {shown(given)}")
+            raise ValueError(f"give a name or a table with a name, not {shown(given)}")
         fields = set(cls.model_fields) - {"settings"}
         settings = given.get("settings")
         loose = {key: value for key, value in given.items() if key not in fields and key != "settings"}
         if settings is not None and (loose or not isinstance(settings, Mapping)):
-            raise ValueError("settings beside the name, found a table of settings too")
+            raise ValueError("write the settings beside the name or as a table, not both")
         return {**{key: value for key, value in given.items() if key in fields}, "settings": settings or loose}
 
     @model_validator(mode="after")
     def _builds(self) -> Self:
         try:
             if self.combinations > MOST_VALUES:
-                raise BadInput(f"expected at most {MOST_VALUES} combinations of settings, found more; leave some out.")
+                raise BadInput(f"more than {MOST_VALUES} combinations of settings. Leave some values out.")
             for each in self.variants:
                 each.method  # noqa: B018 (made here, and kept)
         except FedprismError as error:
             raise ValueError(str(error)) from error
         except (TypeError, ArithmeticError, ValueError, AttributeError) as error:
-            raise ValueError(f"settings that {self.name} accepts, found {shown(self.settings)} ({error})") from error
+            raise ValueError(f"{self.name} does not accept the settings {shown(self.settings)} ({error})") from error
         return self
 
     @property
@@ -152,7 +152,7 @@ class AttackEntry(Entry):
             return attack
         if not isinstance(attack, Reduction):
             raise BadInput(
-                f"expected an attack that splits updates before 'then', found {self.name}; use disaggregation, or "
+                f"{self.name} does not split updates, so no attack can follow it. Use disaggregation, or "
                 "leave 'then' out."
             )
         return then(attack, self.then.method)
@@ -191,7 +191,7 @@ class ThreatEntry(Strict):
         if isinstance(given, str):
             return {"name": given}
         if not isinstance(given, Mapping):
-            raise ValueError(f"a name or a table with a name, found {shown(given)}")
+            raise ValueError(f"give a name or a table with a name, not {shown(given)}")
         return {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
 
     @model_validator(mode="after")
@@ -239,10 +239,10 @@ class ProtocolEntry(Entry):
         made: Protocol = _called(kind, self.plain, f"the protocol {self.name}")
         if self.optimizer is not None:
             if not isinstance(made, FedAvg):
-                raise BadInput("expected an optimizer with fedavg, found one with fedsgd; its clients take no step.")
+                raise BadInput("fedsgd takes no local steps, so it has no optimizer. Use fedavg.")
             made = dataclasses.replace(made, optimizer=self.optimizer.method)
         if not (isinstance(made.lr, int | float) and 0 < made.lr < math.inf):
-            raise BadInput(f"expected lr to be a number above 0, found {shown(made.lr)}; 0.1 is common.")
+            raise BadInput(f"lr must be a number above 0, not {shown(made.lr)}. 0.1 is common.")
         return made
 
 
@@ -279,7 +279,7 @@ def _checked(kinds: Mapping[str, flags.Kind], settings: Mapping[str, Any], name:
     for key in settings:
         if key not in kinds:
             hint = nearest(key, kinds) if kinds else "it has none, so leave it out."
-            raise BadInput(f"expected a setting of {name}, found {shown(key)}; {hint}")
+            raise BadInput(f"{name} has no setting {shown(key)}; {hint}")
     return {key: flags.converted(value, key, kinds[key]) for key, value in settings.items()}
 
 

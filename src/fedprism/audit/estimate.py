@@ -55,7 +55,7 @@ class Estimate:
 
     def __str__(self) -> str:
         gpu = f" and {self.gpu_memory / 2**20:.0f} MB of the GPU's" if self.gpu_memory else ""
-        memory = f"{self.memory / 2**20:.0f} MB of memory{gpu} a worker" if self.memory else "of unknown memory"
+        memory = f"{self.memory / 2**20:.0f} MB of memory{gpu} per worker" if self.memory else "of unknown memory"
         return f"{'at least' if self.at_least else 'about'} {duration(self.seconds)} with one worker, {memory}"
 
 

@@ -114,8 +114,7 @@ def _begin(store: ResultStore, setup: Setup, resume: bool) -> None:
         return
     if not resume:
         raise BadInput(
-            f"expected a folder without an audit, found one in '{store.root}'; add --resume to finish it, or choose "
-            "another folder with -o."
+            f"'{store.root}' already holds an audit. Finish it with --resume, or choose another folder with -o."
         )
     differing = [
         key
@@ -124,8 +123,8 @@ def _begin(store: ResultStore, setup: Setup, resume: bool) -> None:
     ]
     if differing:
         raise BadInput(
-            f"expected the plan that '{store.root}' was begun with, found that {' and '.join(differing[:3])} "
-            "changed; restore it, or choose another folder with -o."
+            f"the plan changed since '{store.root}' was started: {' and '.join(differing[:3])}. Restore "
+            "it, or choose another folder with -o."
         )
     store.prepare()
 

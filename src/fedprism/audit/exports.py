@@ -36,10 +36,11 @@ SETTING = (
 )
 
 LEGEND = (
-    "Means over the samples that an attack answered for and over seeds, with the 95% interval from five seeds on and "
-    "with the values of the seeds before that. In brackets the best of the baselines (blank, mean, noise, another "
-    "sample): an attack that is no better recovered nothing that the metric sees. Ceiling: what no attacker exceeds on "
-    "average, under the assumptions that the report states."
+    "Means over the samples that an attack returned and over seeds, with the 95% interval for "
+    "five seeds or more and with the values of the seeds for fewer. In brackets: the best of the "
+    "baselines (blank, mean, noise, another sample), which know nothing of the update; an attack "
+    "that scores no better recovered nothing that the metric sees. Ceiling: the most that any "
+    "attacker can reach on average, under the assumptions stated in the report."
 )
 NARROW = 10
 """Letters of a line for a number: its interval and what a guess scores stand below."""
@@ -61,7 +62,7 @@ def table(rows: Sequence[Summary], metrics: Sequence[str]) -> Table:
     blind = not names and any(row.residuals for row in rows)
     shown.add_column("configuration", overflow="fold")
     extra = [*(["residual"] if blind else []), *(["accuracy"] if costed else [])]
-    for column in (*names, *(["ceiling"] if bounded else []), "answered", "labels", *extra, "outcome"):
+    for column in (*names, *(["ceiling"] if bounded else []), "returned", "labels", *extra, "outcome"):
         shown.add_column(column, justify="right" if column in names else "left", overflow="fold", max_width=NARROW)
     for row in rows:
         shown.add_row(
@@ -85,7 +86,7 @@ def _differing(row: Summary, keys: Sequence[str]) -> str:
 
 
 def markdown(plan: Plan, rows: Sequence[Summary], skipped: Sequence[Skipped], conclusion: Conclusion) -> str:
-    """For a pull request: the verdict and the gates first, then the numbers, then what was not tested."""
+    """For a pull request: the verdict and the checks first, then the numbers, then what was not tested."""
     names = _measured(rows, plan.scores.metrics)
     said, *failures = conclusion.sentences
     lines = [
@@ -102,7 +103,7 @@ def markdown(plan: Plan, rows: Sequence[Summary], skipped: Sequence[Skipped], co
     lines += [
         LEGEND,
         "",
-        f"| configuration | {' | '.join([*names, 'ceiling', 'answered', 'labels', 'outcome'])} |",
+        f"| configuration | {' | '.join([*names, 'ceiling', 'returned', 'labels', 'outcome'])} |",
         f"|---|{'---|' * (len(names) + 4)}",
     ]
     for row in attacks:
@@ -161,7 +162,7 @@ def export(plan: Plan, rows: Sequence[Summary], skipped: Sequence[Skipped], conc
 
 
 def _judgements(judgements: Iterable[Judgement]) -> list[str]:
-    lines = ["| gate | result | worst value | configuration |", "|---|---|---|---|"]
+    lines = ["| check | result | worst value | configuration |", "|---|---|---|---|"]
     for each in judgements:
         result = "passed" if each.passed else "failed"
         worst = "" if each.worst is None else _cell(each.worst)
@@ -181,12 +182,12 @@ def _settings(rows: Sequence[Summary]) -> list[str]:
 def _flat(row: Summary) -> dict[str, Any]:
     line = {key: row.cell[key] for key in SETTING if key in row.cell}
     line |= {outcome: row.outcomes.get(outcome, 0) for outcome in ("done", "skipped", "failed")}
-    line |= {"samples": row.samples, "answered": row.answered}
+    line |= {"samples": row.samples, "returned": row.answered}
     for name in row.means:
         figure = row.figure(name)
         assert figure is not None
         line |= {name: figure.mean, f"{name}_low": figure.low, f"{name}_high": figure.high}
-        line |= {f"{name}_closest": figure.closest, f"{name}_null": figure.null}
+        line |= {f"{name}_closest": figure.closest, f"{name}_baseline": figure.baseline}
     line |= {f"column {name}": _mean(values) for name, values in row.by_column.items()}
     line |= {"labels_leaked": _mean(list(map(float, row.labels))), "residual": row.residual}
     line |= {"ceiling": None if row.ceiling is None else row.ceiling.value}
@@ -213,7 +214,7 @@ def _by_column(rows: Sequence[Summary]) -> list[str]:
     if not tables:
         return []
     names = list(tables[0].by_column)
-    lines = ["", "## Columns that came back", "", f"| configuration | {' | '.join(map(_cell, names))} |"]
+    lines = ["", "## Columns recovered", "", f"| configuration | {' | '.join(map(_cell, names))} |"]
     lines.append(f"|---|{'---|' * len(names)}")
     for row in tables:
         shares = " | ".join(f"{_mean(row.by_column.get(name, [])) or 0:.0%}" for name in names)
@@ -226,7 +227,7 @@ def _of_recordings(rows: Sequence[Summary]) -> list[str]:
     unknown = [row for row in rows if row.cell["kind"] == "capture" and not row.means and row.outcomes.get("done")]
     if not unknown:
         return []
-    lines = ["", "## Recordings without their truth", "", "| configuration | unexplained | what the attack says |"]
+    lines = ["", "## Captures without ground truth", "", "| configuration | unexplained | what the attack says |"]
     lines.append("|---|---|---|")
     for row in unknown:
         said = _cell("; ".join(row.statuses))
@@ -248,7 +249,7 @@ def _figure(figure: Figure | None) -> str:
         shown += f" [{_number(figure.low)} to {_number(figure.high)}]"
     elif len(set(seeds := [_number(value) for value in figure.by_seed])) > 1:
         shown += f" [{', '.join(seeds)}]"
-    return shown if figure.null is None else f"{shown} ({_number(figure.null)})"
+    return shown if figure.baseline is None else f"{shown} ({_number(figure.baseline)})"
 
 
 def _ceiling(row: Summary) -> str:

@@ -15,7 +15,7 @@ from fedprism.naming import counted, nearest
 
 Kind = Literal["above", "below", "ceiling-above"]
 SINGLE = {"above": "max-", "below": "min-"}
-"""What a metric begins with if a gate is about the best-recovered sample and not about the mean."""
+"""What a metric begins with if a check is about the best-recovered sample and not about the mean."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Gate:
         return f"--fail-{self.kind} {self}"
 
     def value(self, row: Summary) -> float | None:
-        """What the gate is about in one configuration; None if it was not measured."""
+        """What is checked in one configuration; None if it was not measured."""
         if self.kind == "ceiling-above":
             ceiling = ceiling_of([row])
             return None if ceiling is None else ceiling.value
@@ -71,21 +71,21 @@ class Gate:
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """What an audit says about a gate: it passes only with evidence that nothing is beyond the limit."""
+    """The result of a check: it passes only with evidence that nothing is beyond the limit."""
 
     gate: Gate
     worst: str | None
-    """The configuration that leaks most by this gate."""
+    """The configuration that leaks most by this check."""
     value: float | None
     beyond: int
     """How many configurations are beyond the limit."""
-    failed_cells: int
+    failed_runs: int
     inconclusive: int
     """Settings without evidence: what was recovered is within the limit, and no ceiling shows that more cannot be."""
 
     @property
     def passed(self) -> bool:
-        return self.value is not None and not self.beyond and not self.failed_cells and not self.inconclusive
+        return self.value is not None and not self.beyond and not self.failed_runs and not self.inconclusive
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -98,17 +98,17 @@ class Judgement:
         elif self.beyond:
             value, limit = (number(self.gate.metric, each) for each in (self.value, self.gate.limit))
             sentences.append(f"{self.worst}: {value} is beyond the limit of {limit}; {self.beyond} in all.")
-        if self.failed_cells:
-            sentences.append(f"{counted(self.failed_cells, 'cell')} failed; what was not tested cannot pass.")
+        if self.failed_runs:
+            sentences.append(f"{counted(self.failed_runs, 'run')} failed; what was not tested cannot pass.")
         if self.inconclusive:
             sentences.append(
-                f"{counted(self.inconclusive, 'setting')} inconclusive: that tested attacks stay within the limit "
-                "does not show that better ones do (--allow-inconclusive lets them pass)."
+                f"{counted(self.inconclusive, 'setting')} inconclusive: the tested attacks stay within the limit, a "
+                "better one may not (--allow-inconclusive lets them pass)."
             )
         return tuple(sentences)
 
     def as_dict(self) -> dict[str, Any]:
-        about = {"gate": str(self.gate), "flag": self.gate.flag, **vars(self.gate), "passed": self.passed}
+        about = {"check": str(self.gate), "flag": self.gate.flag, **vars(self.gate), "passed": self.passed}
         return {**about, **{name: value for name, value in vars(self).items() if name != "gate"}, "why": self.reasons}
 
 
@@ -124,14 +124,14 @@ class Conclusion:
 
     @property
     def exit_code(self) -> int:
-        """2 if nothing was tested, 1 if a gate failed, else 0."""
+        """2 if nothing was tested, 1 if a check failed, else 0."""
         if self.verdict is Verdict.NOT_TESTED:
             return 0 if self.allow_untested else 2
         return 0 if all(gate.passed for gate in self.gates) else 1
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """The verdict and why gates fail, for terminals and pull requests."""
+        """The verdict and why checks fail, for terminals and pull requests."""
         said = f"{self.verdict.upper()} ({self.weights}): {MEANING[self.verdict]}."
         return (said, *(f"Failed {gate.gate.flag}: {' '.join(gate.reasons)}" for gate in self.gates if not gate.passed))
 
@@ -141,20 +141,20 @@ class Conclusion:
             "weights": self.weights,
             "exit_code": self.exit_code,
             "sentences": self.sentences,
-            "gates": [gate.as_dict() for gate in self.gates],
+            "checks": [gate.as_dict() for gate in self.gates],
         }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checks:
-    """What the user asked to be checked."""
+    """The checks that were asked for."""
 
     gates: tuple[Gate, ...] = ()
     allow_inconclusive: bool = False
     allow_untested: bool = False
 
     def concluded(self, rows: Sequence[Summary], weights: str) -> Conclusion:
-        """The verdict on the configurations of an audit, and what comes of each gate."""
+        """The verdict on the configurations of an audit, and the result of each check."""
         attacks = [row for row in rows if row.cell["kind"] != "utility"]
         return Conclusion(
             verdict=verdict(attacks),
@@ -163,7 +163,7 @@ class Checks:
             allow_untested=self.allow_untested,
         )
 
-    def _judged(self, gate: Gate, rows: Sequence[Summary], failed_cells: int) -> Judgement:
+    def _judged(self, gate: Gate, rows: Sequence[Summary], failed_runs: int) -> Judgement:
         values = [(value, row) for row in rows if (value := gate.value(row)) is not None]
         choose = min if gate.kind == "below" else max
         value, worst = choose(values, key=lambda pair: pair[0], default=(None, None))
@@ -173,13 +173,13 @@ class Checks:
             worst=None if worst is None else title(worst.cell),
             value=value,
             beyond=sum(gate.tripped(row) is not None for row in rows),
-            failed_cells=failed_cells,
+            failed_runs=failed_runs,
             inconclusive=0 if self.allow_inconclusive else open_settings,
         )
 
 
 def parse_gate(text: str, metrics: Sequence[str], kind: Literal["above", "below"] = "above") -> Gate:
-    """A gate from METRIC=VALUE, about one of these metrics."""
+    """A check from METRIC=VALUE, about one of these metrics."""
     name, equals, limit_text = text.partition("=")
     single = name.startswith(SINGLE[kind])
     metric = name.removeprefix(SINGLE[kind])
@@ -190,14 +190,13 @@ def parse_gate(text: str, metrics: Sequence[str], kind: Literal["above", "below"
         if not equals or not math.isfinite(limit):
             raise ValueError
     except ValueError as error:
-        raise BadInput(f"expected --fail-{kind} METRIC=VALUE, found '{text}'; write {example}, for example.") from error
+        raise BadInput(f"--fail-{kind} takes METRIC=VALUE, not '{text}'. Example: --fail-{kind} {example}.") from error
     if metric in HIGHER_IS_CLOSER and HIGHER_IS_CLOSER[metric] != (kind == "above"):
         other, direction = ("below", "lower") if kind == "above" else ("above", "higher")
         raise BadInput(
-            f"expected a metric for --fail-{kind}, found {metric}, which is {direction} where more leaks; "
-            f"write --fail-{other} {text}."
+            f"--fail-{kind} cannot check {metric}: {direction} values mean a larger leak. Write --fail-{other} {text}."
         )
     if metric not in usable:
         hint = nearest(metric, usable) if usable else f"add {example.partition('=')[0]} to scores.metrics of the plan."
-        raise BadInput(f"expected a metric of the plan for --fail-{kind}, found '{metric}'; {hint}")
+        raise BadInput(f"the plan has no metric '{metric}' for --fail-{kind}; {hint}")
     return Gate(metric=metric, limit=limit, single=single, kind=kind)

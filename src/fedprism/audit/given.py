@@ -46,9 +46,7 @@ class GivenMaterials(Materials):
         with seeded_layers(generator(seed, "weights")):
             model = self.make()
         if not isinstance(model, nn.Module):
-            raise BadInput(
-                f"expected a function that returns a torch.nn.Module, found {type(model).__name__}; give one."
-            )
+            raise BadInput(f"the function must return a torch.nn.Module, not {type(model).__name__}.")
         return model
 
 
@@ -66,11 +64,12 @@ def setup_of(
     """The setup of an audit of these objects. A model is copied for each run; a function makes one for each seed."""
     if not isinstance(model, nn.Module) and not callable(model):
         raise BadInput(
-            f"expected a torch.nn.Module or a function that returns one, found {type(model).__name__}; give one."
+            f"the model must be a torch.nn.Module or a function that returns one, not {type(model).__name__}."
         )
     if not isinstance(data, Batch) and not hasattr(data, "batch"):
         raise BadInput(
-            f"expected data, found {type(data).__name__}; give fp.Batch(inputs, labels) or a set of fp.data.load."
+            f"data cannot be of type {type(data).__name__}. Give fp.Batch(inputs, labels) or a data set "
+            "of fp.data.load."
         )
     part = ModelPart.model_construct(training=model.training if isinstance(model, nn.Module) else True)
     materials = GivenMaterials(

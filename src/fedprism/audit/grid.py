@@ -185,8 +185,8 @@ def lay_out(setup: Setup, *, allow_empty: bool = False) -> Grid:
     if not unique and not allow_empty:
         reasons = dict.fromkeys(each.why for each in skipped if each is not UNSEEN and each.why != OTHERS)
         raise BadPlan(
-            f"expected at least one cell in the plan's grid, found none ({'; '.join(list(reasons)[:3])}); say what is "
-            "missing, or name other attacks or threats."
+            f"the plan has nothing to run ({'; '.join(list(reasons)[:3])}). Add what is missing, or name "
+            "other attacks or threats."
         )
     return Grid(cells=unique, skipped=tuple(dict.fromkeys(skipped)))
 
@@ -296,7 +296,7 @@ def _check_size(plan: Plan) -> None:
             ]
         )
     if count > MOST_CELLS:
-        raise BadPlan(f"expected at most {MOST_CELLS} cells in the plan's grid, found {count}; leave some values out.")
+        raise BadPlan(f"the plan has {count} runs; the limit is {MOST_CELLS}. Remove some values.")
 
 
 def _check_data(plan: Plan, materials: Materials) -> None:
@@ -305,19 +305,23 @@ def _check_data(plan: Plan, materials: Materials) -> None:
     wanted = max(plan.grid.clients) * max(plan.grid.batch_sizes) + plan.data.public
     if wanted > len(materials.samples):
         raise BadPlan(
-            f"expected at least {wanted} samples for {max(plan.grid.clients)} clients of {max(plan.grid.batch_sizes)} "
-            f"and {plan.data.public} public ones, found {len(materials.samples)} in {materials.samples.name}; lower "
-            "grid.clients or grid.batch_sizes."
+            f"{materials.samples.name} has {len(materials.samples)} samples; {wanted} are needed for "
+            f"{max(plan.grid.clients)} clients with {max(plan.grid.batch_sizes)} each and "
+            f"{plan.data.public} public ones. Lower grid.clients or grid.batch_sizes."
         )
     bounds = materials.other_bounds()
     if bounds is not None:
         raise BadPlan(
-            f"expected inputs within data.bounds {list(materials.bounds)}, found values from {bounds[0]:g} to "
-            f"{bounds[1]:g} in {materials.samples.name}; write bounds = {list(bounds)}, or what normalization did."
+            f"{materials.samples.name} has values from {bounds[0]:g} to {bounds[1]:g}, outside "
+            f"data.bounds {list(materials.bounds)}. Write bounds = {list(bounds)}, or state the "
+            "normalization."
         )
     values = wanted * values_in(materials.batch(torch.tensor([0])).inputs)
     if values > MOST_VALUES:
-        raise BadPlan(f"expected cells with at most {MOST_VALUES} values of data, found {values}; make them smaller.")
+        raise BadPlan(
+            f"a run would hold {values} values of data; the limit is {MOST_VALUES}. Use smaller batches "
+            "or fewer clients."
+        )
 
 
 def _check_model(materials: Materials, losses: Sequence[str]) -> None:

@@ -265,8 +265,8 @@ def _loaded(plan: Plan, base: Path, data_dir: Path | None) -> Materials:
     channels = None if normalization is None else samples.batch([0]).tensor.shape[1]
     if normalization is not None and not len(normalization[0]) == len(normalization[1]) == channels:
         raise BadPlan(
-            f"expected a mean and a std for each of {channels} channels at 'data.normalization' of the plan, found "
-            f"{len(normalization[0])} and {len(normalization[1])}; correct it."
+            f"data.normalization of the plan needs {channels} means and stds, one per channel, not "
+            f"{len(normalization[0])} and {len(normalization[1])}."
         )
     return Materials(samples, plan.model, base, plan.data.bounds, normalization)
 
@@ -279,7 +279,7 @@ def _samples(part: DataPart, base: Path, data_dir: Path | None) -> Samples:
         return read_csv(**arguments(read_csv, given, "a csv file"))
     if part.npz is not None or part.factory is not None:
         if options:
-            raise BadPlan(f"expected no options for your own arrays, found {shown(options)}; leave them out.")
+            raise BadPlan(f"your own arrays take no options, but {shown(options)} is given. Remove it.")
         if part.factory is not None:
             with seeded_layers(generator(0, "data")):
                 return OwnSet(part.factory, data_from(part.factory, beside=base))
@@ -294,9 +294,7 @@ def _samples(part: DataPart, base: Path, data_dir: Path | None) -> Samples:
         from fedprism.naming import nearest
 
         known = [*datasets.DATASETS, *TABLES]
-        raise BadPlan(
-            f"at 'data.name' of the plan, expected a data set, found {shown(part.name)}; {nearest(part.name, known)}"
-        )
+        raise BadPlan(f"data.name of the plan: no data set is called {shown(part.name)}; {nearest(part.name, known)}")
     return datasets.load(part.name, data_dir=data_dir, **options)
 
 
@@ -312,25 +310,25 @@ def _arrays(path: Path) -> ArraySet:
         if not numbers or inputs.ndim < 2 or len(inputs) == 0 or labels.shape != inputs.shape[:1]:
             raise ValueError(f"inputs {inputs.dtype} {inputs.shape} and labels {labels.dtype} {labels.shape}")
         if not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0 or not np.isfinite(inputs).all():
-            raise ValueError("labels that are no class numbers, or inputs that are not finite")
+            raise ValueError("labels are not class numbers, or inputs are not finite")
     except DAMAGE as error:
         raise BadInput(
-            f"expected arrays inputs (count, ...) of bytes or floats and labels (count,) of whole numbers in "
-            f"'{path.name}', found otherwise ({error}); write the file again."
+            f"'{path.name}' must hold the arrays inputs (count, ...) of bytes or floats and labels "
+            f"(count,) of whole numbers ({error}). Write the file again."
         ) from error
     return ArraySet(path.name, torch.from_numpy(inputs), torch.from_numpy(labels.astype(np.int64)))
 
 
 def _load_weights(model: nn.Module, path: Path) -> None:
     if not path.is_file():
-        raise BadInput(f"expected the model's weights in '{path.name}', found no such file; correct model.weights.")
+        raise BadInput(f"{path.name}: no such file. Correct model.weights of the plan.")
     file = TensorFile(path)
     try:
         model.load_state_dict({name: file[name] for name in file})
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:300]
         raise BadInput(
-            f"expected the state_dict of the plan's model in '{path.name}', found another ({reason}); write it again."
+            f"'{path.name}' is not the state_dict of the plan's model ({reason}). Save the weights again."
         ) from error
 
 

@@ -51,7 +51,7 @@ Positive = Annotated[float, Field(ge=1e-9, le=1e9, allow_inf_nan=False)]
 def _different(values: tuple[Any, ...]) -> tuple[Any, ...]:
     doubled = next((value for place, value in enumerate(values) if value in values[:place]), None)
     if doubled is not None:
-        raise ValueError(f"every value once, found {shown(doubled)} twice")
+        raise ValueError(f"{shown(doubled)} is given twice")
     return values
 
 
@@ -110,9 +110,9 @@ class ModelPart(Strict):
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
         if (self.name is None) == (self.factory is None):
-            raise ValueError("either name or factory, found both or none")
+            raise ValueError("give either name or factory")
         if self.factory is not None and self.kwargs:
-            raise ValueError("kwargs for a named model, found them beside factory")
+            raise ValueError("kwargs belong to a model of the table, not to a factory")
         return self
 
 
@@ -134,20 +134,20 @@ class DataPart(Strict):
         default=None, description="mean and std of each channel, by which pixels become inputs"
     )
     public: Annotated[int, Field(ge=0, le=2**20)] = Field(
-        default=0, description="how many further samples an attacker holds, where public_data is granted"
+        default=0, description="how many further samples an attacker holds, if public_data is granted"
     )
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
         given = [key for key in ("name", "folder", "npz", "csv", "factory") if getattr(self, key) is not None]
         if len(given) != 1:
-            raise ValueError(f"one of name, folder, npz, csv and factory, found {' and '.join(given) or 'none'}")
+            raise ValueError(f"give one of name, folder, npz, csv and factory, not {' and '.join(given) or 'none'}")
         if (self.csv is None) != (self.label is None):
-            raise ValueError("a label column for a csv file and for nothing else")
+            raise ValueError("a csv file needs a label column, and other data have none")
         if not self.bounds[0] < self.bounds[1]:
-            raise ValueError(f"the low bound below the high one, found {self.bounds[0]} and {self.bounds[1]}")
+            raise ValueError(f"the low bound must be below the high one, not {self.bounds[0]} and {self.bounds[1]}")
         if self.npz is None and self.factory is None and self.bounds != (0.0, 1.0):
-            raise ValueError("bounds for an npz file or a factory only; other data lie in [0, 1]")
+            raise ValueError("bounds belong to an npz file or a factory; other data are in [0, 1]")
         return self
 
 
@@ -178,7 +178,7 @@ class RecordedPart(Strict):
     @model_validator(mode="after")
     def _one_optimizer(self) -> Self:
         if self.local_optimizer is not None and self.local_optimizer.combinations > 1:
-            raise ValueError("one value for each setting of local_optimizer, found several")
+            raise ValueError("each setting of local_optimizer takes one value")
         return self
 
     def fields(self) -> dict[str, Any]:
@@ -191,18 +191,23 @@ class CapturesPart(Strict):
     folders: Annotated[tuple[Path_, ...], Field(min_length=1, max_length=MOST_ENTRIES), AfterValidator(_different)] = (
         Field(description="folders with captures, as the recorder writes them")
     )
-    truths: tuple[Path_, ...] = Field(default=(), description="a truth folder for each capture, to score against")
+    truths: tuple[Path_, ...] = Field(
+        default=(), description="a folder with ground truth for each capture, to score against"
+    )
     most_updates: Count = Field(
         default=12, description="how many updates of a capture are attacked one by one, chosen by what may leak most"
     )
     knowledge: RecordedPart = Field(
-        default=RecordedPart(), description="what is known beside the updates, where captures do not tell it"
+        default=RecordedPart(), description="what is known beside the updates, if captures do not say it"
     )
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.truths and len(self.truths) != len(self.folders):
-            raise ValueError(f"a truth for each of {len(self.folders)} captures or none, found {len(self.truths)}")
+            raise ValueError(
+                f"give a folder with ground truth for each of {len(self.folders)} captures or for none, not "
+                f"{len(self.truths)}"
+            )
         return self
 
 
@@ -217,7 +222,7 @@ class FederationPart(Strict):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.window is not None and self.window > self.rounds:
-            raise ValueError(f"a window of at most {self.rounds} rounds, found {self.window}")
+            raise ValueError(f"a window has at most {self.rounds} rounds, not {self.window}")
         return self
 
 
@@ -253,13 +258,15 @@ class ScoresPart(Strict):
         Field(min_length=1, max_length=50),
         AfterValidator(_different),
         _checked_in("metrics", "metric"),
-    ] = Field(default=("psnr", "ssim", "mse", "avd"), description="how reconstructions are compared with the truth")
+    ] = Field(
+        default=("psnr", "ssim", "mse", "avd"), description="how reconstructions are compared with the ground truth"
+    )
     tolerance: Annotated[float, Field(ge=0, le=1)] = Field(
         default=0.05, description="by how much of its range a number of a table may be off"
     )
     ceiling: bool = Field(default=True, description="whether to bound what any attacker could recover")
     pictures: Annotated[int, Field(ge=0, le=1000)] | None = Field(
-        default=None, description="how many samples a cell keeps with their reconstructions; 0 keeps none"
+        default=None, description="how many samples a run keeps with their reconstructions; 0 keeps none"
     )
 
 
@@ -284,7 +291,7 @@ class UtilityPart(Strict):
 
 class LimitsPart(Strict):
     seconds: Annotated[float, Field(gt=0, le=1e7)] | None = Field(
-        default=None, description="after which a cell is given up; not with --ray"
+        default=None, description="after which a run is given up; not with --ray"
     )
 
 
@@ -299,17 +306,17 @@ class Plan(Strict):
     grid: GridPart = Field(default=GridPart(), description="what is varied")
     scores: ScoresPart = Field(default=ScoresPart(), description="how results are judged")
     utility: UtilityPart | None = Field(default=None, description="what defenses cost; left out: not measured")
-    limits: LimitsPart = Field(default=LimitsPart(), description="when a cell is given up")
+    limits: LimitsPart = Field(default=LimitsPart(), description="when a run is given up")
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.captures is not None:
             if self.data is not None or self.utility is not None:
-                raise ValueError("captures alone, found [data] or [utility] beside them")
+                raise ValueError("an audit of captures has no [data] and no [utility]")
             if self.model is not None and self.model.factory is None:
-                raise ValueError("a model factory beside captures, which name table models themselves")
+                raise ValueError("captures name models of the table themselves; give a factory or no model")
         elif self.model is None or self.data is None:
-            raise ValueError("a [model] and [data], or [captures], found neither")
+            raise ValueError("add [model] and [data], or [captures]")
         return self
 
     def as_json(self) -> dict[str, Any]:
@@ -328,7 +335,7 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
         reason = "no such file" if isinstance(error, FileNotFoundError) else (error.strerror or str(error)).lower()
         raise BadPlan(f"{path.name}: {reason}. Create one with: fedprism init") from error
     if len(content) > MOST_PLAN_BYTES:
-        raise BadPlan(f"expected a plan of at most {MOST_PLAN_BYTES} bytes, found more in '{path.name}'; shorten it.")
+        raise BadPlan(f"'{path.name}' is larger than {MOST_PLAN_BYTES} bytes, the limit for a plan. Shorten it.")
     return parse_plan(content)
 
 
@@ -339,7 +346,7 @@ def parse_plan(content: bytes | str) -> Plan:
         document = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise BadPlan(f"expected a plan in TOML, found text that is not ({reason}); correct it.") from error
+        raise BadPlan(f"the plan is not valid TOML ({reason}).") from error
     return checked_plan(document)
 
 
@@ -349,8 +356,6 @@ def checked_plan(document: dict[str, Any]) -> Plan:
         # Through JSON: there a list may become a tuple without numbers becoming words.
         return Plan.model_validate_json(json.dumps(document))
     except (TypeError, RecursionError) as error:
-        raise BadPlan(
-            f"expected numbers, words, lists and tables in a plan, found something else ({error}); remove it."
-        ) from error
+        raise BadPlan(f"a plan holds numbers, words, lists and tables only ({error}). Remove the rest.") from error
     except ValidationError as error:
         raise BadPlan(sentence(error, Plan)) from error

@@ -72,7 +72,7 @@ def load_audit(folder: str | Path) -> Audit:
         summary = _numbers(document["summary"])
         return Audit(root, document["plan"], summary, document["skipped"], columns, keys, conclusion, fingerprint)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise BadInput(f"expected {RESULTS} of {FORMAT}, found another; run the audit again.") from error
+        raise BadInput(f"{RESULTS} is not a file of {FORMAT}. Run the audit again.") from error
 
 
 def _numbers(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What is wrong with a plan, in one sentence: the key, what it means, what was found, and the nearest valid word."""
+"""Explain an error in a plan: the key, its meaning, the value, and the nearest valid word."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from pydantic.fields import FieldInfo
 from fedprism.checks import shown
 from fedprism.naming import nearest
 
+WHOLE = "the plan"
+"""The place of an error that belongs to no key."""
+
 
 def sentence(error: ValidationError, plan: type[BaseModel]) -> str:
     """The first problem that was found."""
     first = error.errors(include_url=False, include_context=False)[0]
     keys = first["loc"]
-    place = "".join(c if c.isprintable() else "?" for c in ".".join(map(str, keys)))[:100] or "the top level"
+    place = "".join(c if c.isprintable() else "?" for c in ".".join(map(str, keys)))[:100] or WHOLE
     problem = " ".join(first["msg"].split()).removeprefix("Value error, ")[:400].rstrip(".")
     field, section = _described(keys, plan)
     if first["type"] == "extra_forbidden":
         where = f"[{place.rpartition('.')[0]}]" if len(keys) > 1 else "a plan"
-        return f"expected a key of {where}, found {shown(str(keys[-1]))}; {nearest(str(keys[-1]), section)}"
+        return f"{where} has no key {shown(str(keys[-1]))}; {nearest(str(keys[-1]), section)}"
     meaning = f" ({field.description})" if field is not None and field.description else ""
     if first["type"] == "missing":
-        return f"expected '{place}'{meaning} in the plan, found nothing; add it."
-    if problem.startswith("expected "):  # already a sentence: what was expected, what was found, what to do
-        return f"at '{place}'{meaning} of the plan, {problem}{'' if problem.endswith('?') else '.'}"
+        return f"the plan lacks '{place}'{meaning}."
+    where = "the plan" if place == WHOLE else f"'{place}'{meaning} of the plan"
     if first["type"] == "value_error":
-        return f"expected at '{place}'{meaning} of the plan {problem}; correct it."
-    return (
-        f"expected '{place}'{meaning} of the plan to be right, found {shown(first['input'])} ({problem}); correct it."
-    )
+        return f"{where}: {problem}{'' if problem.endswith('?') else '.'}"
+    return f"{where} is {shown(first['input'])}: {problem}."
 
 
 def _described(keys: Sequence[Any], plan: type[BaseModel]) -> tuple[FieldInfo | None, list[str]]:

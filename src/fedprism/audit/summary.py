@@ -1,4 +1,4 @@
-"""Means over seeds, and null baselines beside them."""
+"""Means over seeds, and baselines beside them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Summary:
     statuses: dict[str, None] = field(default_factory=dict)
     means: dict[str, list[float]] = field(default_factory=dict)
     closest: dict[str, float] = field(default_factory=dict)
-    nulls: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    baselines: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     residuals: list[float] = field(default_factory=list)
     """Of each seed, that of the update explained best."""
     updates: int = 0
@@ -77,10 +77,10 @@ class Summary:
                 self.closest[name] = best([*present, *([self.closest[name]] if name in self.closest else [])])
         for name, value in scores.get("by_column", {}).items():
             self.by_column.setdefault(name, []).append(value)
-        for null, means in outcome.baselines.items():
+        for baseline, means in outcome.baselines.items():
             for name, mean in means.items():
                 if mean is not None:
-                    self.nulls.setdefault(name, {}).setdefault(null, []).append(mean)
+                    self.baselines.setdefault(name, {}).setdefault(baseline, []).append(mean)
 
     def _add_updates(self, updates: Sequence[Mapping[str, Any]]) -> None:
         self.updates = max(self.updates, len(updates))
@@ -115,30 +115,30 @@ class Summary:
         if not values:
             return None
         interval = seed_interval(values, Interval(*RANGES.get(metric, (-math.inf, math.inf))))
-        nulls = [_mean(each) for each in self.nulls.get(metric, {}).values()]
+        known = [_mean(each) for each in self.baselines.get(metric, {}).values()]
         best = max if HIGHER_IS_CLOSER.get(metric, False) else min
         return Figure(
             mean=_mean(values),
             low=None if interval is None else interval.low,
             high=None if interval is None else interval.high,
             closest=self.closest[metric],
-            null=best(nulls) if nulls else None,
+            baseline=best(known) if known else None,
             by_seed=tuple(values),
         )
 
     def as_dict(self) -> dict[str, Any]:
         """Without the clock."""
         return {
-            "cell": self.cell,
+            "configuration": self.cell,
             "outcomes": self.outcomes,
             "reasons": list(self.reasons),
             "statuses": list(self.statuses),
             "knowledge_used": sorted(self.knowledge),
             "metrics": {name: vars(figure) for name, figure in self.metrics.items()},
-            "nulls": {name: {null: _mean(v) for null, v in each.items()} for name, each in self.nulls.items()},
+            "baselines": {name: {word: _mean(v) for word, v in each.items()} for name, each in self.baselines.items()},
             "by_column": {name: _mean(values) for name, values in self.by_column.items()},
             "samples": self.samples,
-            "answered": self.answered,
+            "returned": self.answered,
             "labels_leaked": _mean(list(map(float, self.labels))) if self.labels else None,
             "residual": self.residual,
             "updates": self.updates,

@@ -47,47 +47,47 @@ USUAL = Strengths(update=1.0, sample=1.0, entry=0.01, origin="usual values, not 
 
 _TEMPLATE = """\
 # A plan for fedprism: `fedprism audit {file}` runs it, `--dry-run` shows the grid and how long it will take.
-# Every key below is explained; those behind a # are the defaults. Paths start at this file's folder.
+# Every key below is explained; a # marks a default. Paths start at this file's folder.
 
 title = "{title}"
 
 [model]
 {model}
-# weights = "model.safetensors"  # your trained weights: a state_dict; without them every seed draws new ones
+# weights = "model.safetensors"  # your trained weights: a state_dict; without them every seed draws new weights
 # training = true                # whether clients train in train mode (dropout, batch-norm)
 
 [data]
 {data}
 # Instead: name = "photos" (`fedprism list data`, or the made-up table "patients"), folder = "images" (images, or one
-# folder a class), npz = "samples.npz" (arrays inputs and labels), csv = "table.csv" with label =
+# folder per class), npz = "samples.npz" (arrays inputs and labels), csv = "table.csv" with label =
 # "column", factory = "pkg.module:function" (your code, which returns inputs and labels of any shape and type).
 # categorical = ["postcode"]     # columns of a table that are categories though they are numbers
 {bounds}
-# normalization = [[0.5, 0.5, 0.5], [0.25, 0.25, 0.25]]   # mean and std a channel
+# normalization = [[0.5, 0.5, 0.5], [0.25, 0.25, 0.25]]   # mean and std per channel
 # public = 0                     # samples that an attacker holds, where a threat model is granted public_data
 
 # Recorded updates instead of a model and data:
 # [captures]
 # folders = ["capture-1", "capture-2"]
-# truths = ["truth-1", "truth-2"]  # where they are known: adds scores
-# knowledge = {{ input_shape = [3, 32, 32], loss = "cross_entropy" }}   # what captures do not tell; also batch_size,
+# truths = ["truth-1", "truth-2"]  # ground truth, if it is known: adds scores
+# knowledge = {{ input_shape = [3, 32, 32], loss = "cross_entropy" }}   # what captures do not hold; also batch_size,
 #                                # bounds, normalization, local_lr, local_epochs, local_batch_size, local_momentum,
 #                                # local_optimizer ("sgd", "adam", "adamw", or {{ name = "adamw", weight_decay = 0.1 }})
 
 [federation]
 # rounds = 1
 # aggregation = "mean"           # or sum, weighted_mean
-# participation = 0.5            # how likely a client takes part in a round; left out: everyone does
+# participation = 0.5            # probability that a client takes part in a round; default: everyone does
 # frozen = false                 # whether the server sends the same model in every round
 # window = 10                    # rounds over which devices report how often they took part
 # fraction = 1.0                 # the share of its data that a client trains on in a round
 
-[grid]                           # every combination of these is a cell
+[grid]                           # one run per combination and seed
 # clients = [1]
-batch_sizes = [{strengths.least_batch}, 8]             # samples a client trains on
+batch_sizes = [{strengths.least_batch}, 8]             # samples that a client trains on
 # protocols = ["fedsgd"]         # or {{ name = "fedavg", lr = 0.01, epochs = 1, batch_size = 8, optimizer = "adam" }}
 {losses}
-defenses = [                     # `fedprism list defenses`; several values are several cells, a list is a chain
+defenses = [                     # `fedprism list defenses`; several values: one run each; a list: one after the other
   "none",                        # strengths below: {strengths.origin}
   {{ name = "prune", ratio = [0.9, 0.99] }},
   {dp_sgd}
@@ -95,27 +95,27 @@ defenses = [                     # `fedprism list defenses`; several values are 
    {{ name = "gaussian-noise", std = [{strengths.weak}, {strengths.entry}] }}],
                                  # clips at the median update; noise of 0.1 and 1 times its typical entry
 ]
-threats = [                      # `fedprism list threats`; left out: those that matter for this plan
+threats = [                      # `fedprism list threats`; default: those that matter for this plan
   "honest_but_curious",
   {{ name = "honest_but_curious", granting = ["defense"] }},   # withholding = ["batch_size"] takes away
 ]
 {attacks}
-seeds = [0, 1]                   # each draws data, weights and noise anew; more seeds, narrower intervals
+seeds = [0, 1]                   # each seed draws data, weights and noise anew; more seeds: narrower intervals
 
 [scores]
 # metrics = ["psnr", "ssim", "mse", "avd"]   # `fedprism list metrics`
-# tolerance = 0.05               # of its range: by how much a number of a table may be off
-# ceiling = true                 # bound what any attacker could recover; without it nothing counts as protected
-# pictures = 8                   # samples a cell keeps beside what came back; 0 keeps none, the default for captures
+# tolerance = 0.05               # of its range: how far a number of a table may be off
+# ceiling = true                 # bound what any attacker could recover; nothing counts as protected without it
+# pictures = 8                   # samples per run to keep with their reconstructions; default for captures: 0
 
 {utility}
 
 [limits]
-# seconds = 600                  # after which a cell is given up; not with --ray
+# seconds = 600                  # after which a run is given up; not with --ray
 """
 
 _UTILITY = """\
-[utility]                        # what defenses cost: accuracy, time per step, epsilon; without this part: not measured
+[utility]                        # what defenses cost: accuracy, time per step, epsilon; not measured without this part
 epochs = EPOCHS                  # passes over the data; by default 10
 # batch_size = 64
 # clients = 1
@@ -128,7 +128,7 @@ seeds = [0, 1]                   # one training each; by default 0, 1 and 2
 
 _CHOSEN = """\
 # attacks = ["dense-inversion", {{ name = "idlg", iterations = 150 }}]   # `fedprism list attacks`
-#                                # left out: those that may work on this model""".replace("{{", "{").replace("}}", "}")
+#                                # default: those that may work on this model""".replace("{{", "{").replace("}}", "}")
 
 
 def text(
@@ -137,7 +137,7 @@ def text(
     """The plan for a model (table name or pkg.module:factory) and data (table name or path)."""
     return _TEMPLATE.format(
         file="plan.toml",
-        title="What does this model's training give away?",
+        title="What do this model's updates leak?",
         model=_model(model),
         data=_data(data, model),
         attacks=_CHOSEN,
@@ -186,7 +186,7 @@ def _model(model: str | None) -> str:
 
     if model not in MODELS:
         raise BadInput(
-            f"expected a model of the table or pkg.module:factory, found '{model}'; {nearest(model, MODELS)}"
+            f"no model is called '{model}'; {nearest(model, MODELS)} For a model of your own write pkg.module:factory."
         )
     settings = "# kwargs = {}                    # its settings; input_shape and classes come from the data"
     return f"name = {json.dumps(model)}\n{settings}"

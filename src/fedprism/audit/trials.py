@@ -143,7 +143,7 @@ def _draw(materials: Materials, cell: CeilingCell, public: int) -> tuple[tuple[B
 def _one_class_each(order: Tensor, labels: Tensor, clients: int, size: int) -> Tensor:
     """The samples in an order whose first batches, one per client, are of one class each."""
     if labels.dim() != 1 or labels.is_floating_point():
-        raise BadInput("expected class numbers for equal-labels, found other labels; leave that defense out.")
+        raise BadInput("equal-labels needs class numbers as labels. Leave that defense out.")
     classes = labels[order]
     counts = torch.bincount(classes)
     batches = [
@@ -189,7 +189,7 @@ class Bounding(_OfCell):
         kept = {field: getattr(bound, field) for field in CEILING_KEPT}
         record = Record(
             kind="ceiling",
-            cell=self.description,
+            run=self.description,
             ceiling=kept,
             status=bound.status,
             seed=self.cell.seed,

@@ -100,8 +100,8 @@ class GrowingCapture:
         text = self._described({**manifest, "rounds": entries}, sizes)
         if len(text) > MOST_MANIFEST_BYTES:
             raise CaptureFull(
-                f"expected a {MANIFEST} of at most {MOST_MANIFEST_BYTES} bytes, found more after {len(entries)} "
-                "updates; record the rest of the run in another folder."
+                f"{MANIFEST} exceeds {MOST_MANIFEST_BYTES} bytes after {len(entries)} updates. Record the "
+                "rest of the run in another folder."
             )
         write_bytes(self.folder / MANIFEST, text)
         self._manifest, self._sizes, self._last = {**manifest, "rounds": entries}, sizes, last

@@ -67,8 +67,8 @@ def check_names(file: TensorFile, wanted: Iterable[str], allowed: Iterable[str],
     extra = next((shown(name) for name in file if name not in known), None)
     if missing or extra:
         raise BadCapture(
-            f"expected {what} and nothing else in {file.name}, found {missing or extra}; "
-            "give the model that was trained, or record the round again."
+            f"{file.name} must hold {what} and nothing else, but has {missing or extra}. Give the model "
+            "that was trained, or record the round again."
         )
 
 
@@ -76,9 +76,9 @@ def check_tensor(file: TensorFile, name: str, shape: tuple[int, ...], dtype: tor
     """The shape must be this one. Real numbers must be floating-point; a counter may have been averaged to be so."""
     if file.shape(name) != shape:
         raise BadCapture(
-            f"expected shape {shown(shape)} for {shown(name)} in {file.name}, found {shown(file.shape(name))}; "
-            "give the model that was trained, or record the round again."
+            f"{shown(name)} in {file.name} has shape {shown(file.shape(name))}, not {shown(shape)}. Give "
+            "the model that was trained, or record the round again."
         )
     stated = file.dtype(name)
     if (dtype.is_floating_point and not stated.is_floating_point) or (dtype == torch.bool) != (stated == torch.bool):
-        raise BadCapture(f"expected {dtype} for {shown(name)} in {file.name}, found {stated}; convert it.")
+        raise BadCapture(f"{shown(name)} in {file.name} is {stated}, not {dtype}. Convert it.")

@@ -118,14 +118,11 @@ class _Folder:
         try:
             path = (self.root / name).resolve()
             inside = path.is_relative_to(self.root.resolve()) and not Path(name).is_absolute()
-            problem = "" if inside and path.is_file() else "none" if inside else "a path that leaves the folder"
+            problem = "" if inside and path.is_file() else "no such file" if inside else "the path leaves the folder"
         except (OSError, ValueError, RuntimeError):  # names with NUL bytes, too long names, loops of links
-            problem = "a name that cannot be one"
+            problem = "not a valid name"
         if problem:
-            raise BadCapture(
-                f"expected the file {shown(name)} inside the capture {shown(self.root.name)}, found {problem}; "
-                "correct the name or add the file."
-            )
+            raise BadCapture(f"capture {shown(self.root.name)} has no usable file {shown(name)}: {problem}.")
         return path
 
     def manifest(self) -> bytes:
@@ -134,11 +131,9 @@ class _Folder:
             with path.open("rb") as file:
                 text = file.read(MOST_MANIFEST_BYTES + 1)
         except OSError as error:
-            raise BadCapture(f"expected a readable {MANIFEST}, found: {error.strerror}; correct that.") from error
+            raise BadCapture(f"{MANIFEST} cannot be read: {error.strerror}.") from error
         if len(text) > MOST_MANIFEST_BYTES:
-            raise BadCapture(
-                f"expected a {MANIFEST} of at most {MOST_MANIFEST_BYTES} bytes, found more; split the capture."
-            )
+            raise BadCapture(f"{MANIFEST} is larger than {MOST_MANIFEST_BYTES} bytes. Split the capture.")
         return text
 
     def open(self, name: str) -> TensorFile:
@@ -169,7 +164,7 @@ class _Folder:
 def _outline(entry: ModelEntry) -> nn.Module | None:
     """The named model without memory for its parameters; None where none is named."""
     if "seed" in entry.kwargs:
-        raise BadCapture("expected only the model's own settings in model.kwargs, found 'seed'; remove it.")
+        raise BadCapture("model.kwargs may hold only the model's own settings, not 'seed'. Remove it.")
     with torch.device("meta"):
         return _built(entry)
 
@@ -189,8 +184,8 @@ def _classes(outline: nn.Module | None, knowledge: KnowledgeEntry) -> int | None
         outputs: Tensor = outline.eval()(*args, **kwargs)
     except (RuntimeError, ValueError, IndexError) as error:
         raise BadCapture(
-            f"expected an input_shape that the model accepts, found {shown(knowledge.input_shape)}; "
-            "correct knowledge.input_shape or the model."
+            f"the model does not accept input_shape {shown(knowledge.input_shape)}. Correct "
+            "knowledge.input_shape or the model."
         ) from error
     return outputs.shape[-1]
 
@@ -235,9 +230,7 @@ def _read_update(update: TensorFile, params: TensorFile, layout: Layout | None) 
         check_tensor(update, name, params.shape(name), params.dtype(name))
     trained, buffers = _split(update, layout)
     if not trained:
-        raise BadCapture(
-            f"expected the update of at least one parameter in {update.name}, found none; record the round again."
-        )
+        raise BadCapture(f"{update.name} has no update of any parameter. Record the round again.")
     return trained, buffers
 
 
@@ -279,9 +272,7 @@ def stated_knowledge(values: Mapping[str, Any]) -> Knowledge:
         entry = KnowledgeEntry.model_validate_json(json.dumps(dict(values)))
     except (TypeError, ValueError) as error:
         reason = " ".join(str(error).split())[:300]
-        raise BadInput(
-            f"expected knowledge as a capture writes it, found {shown(dict(values))} ({reason}); correct it."
-        ) from error
+        raise BadInput(f"knowledge {shown(dict(values))} is not valid ({reason}).") from error
     return _plain_knowledge(entry)
 
 
@@ -336,7 +327,7 @@ def _read_defense(entry: DefenseEntry) -> Defense:
         return kind(**entry.kwargs)
     except (TypeError, ValueError) as error:
         raise BadCapture(
-            f"expected settings of the defense {entry.name}, found {shown(entry.kwargs)}; correct knowledge.defense."
+            f"the defense {entry.name} does not take the settings {shown(entry.kwargs)}. Correct knowledge.defense."
         ) from error
 
 
@@ -346,7 +337,7 @@ def _read_optimizer(entry: OptimizerEntry) -> LocalOptimizer:
         return kind(**entry.kwargs)
     except TypeError as error:
         raise BadCapture(
-            f"expected settings of the local optimizer {entry.name}, found {shown(entry.kwargs)}; correct "
+            f"the local optimizer {entry.name} does not take the settings {shown(entry.kwargs)}. Correct "
             "knowledge.local_optimizer."
         ) from error
 
@@ -356,7 +347,7 @@ def _read_tensors(file: TensorFile, rounds: int | None, examples: tuple[int, ...
     values, groups = _grouped(file)
     if "labels" in groups:
         if "labels" in values:
-            raise BadCapture(f"expected 'labels' once in {file.name}, found it whole and in parts; remove one.")
+            raise BadCapture(f"{file.name} holds 'labels' both whole and in parts. Remove one.")
         parts = groups.pop("labels")
         count = rounds if rounds is not None else len(parts) if examples is None else len(examples)
         values["labels"] = tuple(_exactly(file, "labels", parts, map(str, range(count))))
@@ -384,7 +375,7 @@ def _batch(file: TensorFile, parts: dict[str, Tensor]) -> Batch:
     labels = _exactly(file, "public_data", parts, (*wanted, "labels"))[-1]
     assert inputs is not None
     if any(tensor.dim() == 0 or len(tensor) != len(labels) for tensor in tensors_of(inputs)) or labels.dim() == 0:
-        raise BadCapture(f"expected as many public_data.labels as samples in {file.name}, found otherwise; correct it.")
+        raise BadCapture(f"{file.name} needs as many public_data.labels as samples.")
     return Batch(inputs, labels)
 
 
@@ -399,11 +390,13 @@ def _grouped(file: TensorFile) -> tuple[dict[str, Any], dict[str, dict[str, Tens
         elif part and (field in GROUPED_FIELDS or field.partition("[")[0] in ROUND_FIELDS):
             groups.setdefault(field, {})[part] = file[name]
         else:
-            raise BadCapture(f"expected knowledge fields in {file.name}, found {shown(name)}; remove or rename it.")
+            raise BadCapture(
+                f"{file.name} holds {shown(name)}, which is not a field of knowledge. Remove or rename it."
+            )
         if len(file.shape(name)) != TENSOR_FIELDS.get(name, len(file.shape(name))):
             raise BadCapture(
-                f"expected '{name}' of {TENSOR_FIELDS[name]} dimensions in {file.name}, found shape "
-                f"{shown(file.shape(name))}; correct it."
+                f"'{name}' in {file.name} has shape {shown(file.shape(name))}; it needs {TENSOR_FIELDS[name]} "
+                "dimensions."
             )
     return values, groups
 
@@ -416,8 +409,8 @@ def _one_per_round(
     expected = [f"{field}[{number}]" for number in range(rounds)]
     if field in groups or names != sorted(expected):
         raise BadCapture(
-            f"expected '{field}' once or as {field}[0], ... for each round seen client by client in {file.name}, found "
-            f"{shown(names)}; correct it."
+            f"{file.name} must hold '{field}' once, or as {field}[0], ... for each round seen client by "
+            f"client, not as {shown(names)}."
         )
     return tuple(groups.pop(name) for name in expected)
 
@@ -428,8 +421,7 @@ def _exactly(file: TensorFile, field: str, parts: dict[str, Tensor], wanted: Ite
     if odd := sorted(parts.keys() ^ set(names)):
         problem = "an unexpected" if odd[0] in parts else "no"
         raise BadCapture(
-            f"expected {len(names)} parts of '{field}' in {file.name}, found {problem} {shown(f'{field}.{odd[0]}')}; "
-            "write one for each and no others."
+            f"'{field}' in {file.name} needs {len(names)} parts, but there is {problem} {shown(f'{field}.{odd[0]}')}."
         )
     return [parts[name] for name in names]
 
@@ -449,12 +441,12 @@ def _check_labels(labels: Tensor, batch_size: int | None, classes: int | None, l
         fits = fits and (classes is None or bool((labels < classes).all()))
     if not fits:
         raise BadCapture(
-            f"expected labels as int64 class numbers or as rows of class weights, of "
-            f"{'the' if classes is None else classes} classes, found {labels.dtype} of shape "
-            f"{shown(tuple(labels.shape))} with values from {labels.min():g} to {labels.max():g}; correct them."
+            "labels must be int64 class numbers or rows of class weights, of "
+            f"{'the' if classes is None else classes} classes, not {labels.dtype} of shape "
+            f"{shown(tuple(labels.shape))} with values from {labels.min():g} to {labels.max():g}."
         )
     if batch_size is not None and len(labels) != batch_size:
-        raise BadCapture(f"expected {batch_size} labels, as batch_size says, found {len(labels)}; correct one of them.")
+        raise BadCapture(f"batch_size is {batch_size}, but there are {len(labels)} labels. Correct one of them.")
 
 
 def _check_public(data: Batch, entry: KnowledgeEntry, classes: int | None) -> None:
@@ -464,7 +456,6 @@ def _check_public(data: Batch, entry: KnowledgeEntry, classes: int | None) -> No
         wanted = "floating-point numbers" if entry.input_types is None else shown(entry.input_types)
         of_shape = "" if entry.input_shape is None else f" of shape {shown(entry.input_shape)}"
         raise BadCapture(
-            f"expected public_data.inputs as {wanted}{of_shape}, "
-            f"found {types} of shape {shown(shape)}; correct one of them."
+            f"public_data.inputs must be {wanted}{of_shape}, not {types} of shape {shown(shape)}. Correct one of them."
         )
     _check_labels(data.labels, len(data), classes, entry.loss)

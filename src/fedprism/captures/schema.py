@@ -54,13 +54,13 @@ def _values(shape: Any) -> int:
 
 def _sane_size(shape: Any) -> Any:
     if _values(shape) > MOST_INPUT_VALUES:
-        raise ValueError(f"at most {MOST_INPUT_VALUES} values in one input, found {_values(shape)}")
+        raise ValueError(f"one input holds at most {MOST_INPUT_VALUES} values, not {_values(shape)}")
     return shape
 
 
 def _rising(bounds: tuple[float, float]) -> tuple[float, float]:
     if not bounds[0] < bounds[1]:
-        raise ValueError(f"the low bound below the high one, found {bounds[0]} and {bounds[1]}")
+        raise ValueError(f"the low bound must be below the high one, not {bounds[0]} and {bounds[1]}")
     return bounds
 
 
@@ -113,7 +113,7 @@ class KnowledgeEntry(Strict):
     @model_validator(mode="after")
     def _fits_together(self) -> KnowledgeEntry:
         if self.input_types is not None and not _same_structure(self.input_types, self.input_shape):
-            raise ValueError("input_types in the structure of input_shape, one type for each tensor")
+            raise ValueError("input_types must have the structure of input_shape, one type for each tensor")
         self.check_values(max(self.batch_sizes, default=1), "batch_size")
         if self.normalization is not None:
             mean, std = self.normalization
@@ -122,8 +122,7 @@ class KnowledgeEntry(Strict):
             channels = shape[0] if one and isinstance(shape, tuple) else max(len(mean), 1)
             if not len(mean) == len(std) == channels:
                 raise ValueError(
-                    f"a mean and a std for each of {channels} channels in normalization, found {len(mean)} and "
-                    f"{len(std)}"
+                    f"normalization needs {channels} means and stds, one per channel, not {len(mean)} and {len(std)}"
                 )
         return self
 
@@ -131,7 +130,7 @@ class KnowledgeEntry(Strict):
         """Whether a batch of `size` samples, which `field` states, is one that may be computed with."""
         if size * _values(self.input_shape or ()) > MOST_BATCH_VALUES:
             raise ValueError(
-                f"at most {MOST_BATCH_VALUES} values in a batch, found {field} {size} and input_shape "
+                f"a batch holds at most {MOST_BATCH_VALUES} values; {field} is {size} and input_shape "
                 f"{self.input_shape}"
             )
 
@@ -140,7 +139,8 @@ class KnowledgeEntry(Strict):
         steps = (self.local_epochs or 1) * math.ceil(size / (self.local_batch_size or max(size, 1)))
         if steps > MOST_LOCAL_STEPS:
             raise ValueError(
-                f"at most {MOST_LOCAL_STEPS} local steps, found {steps} by {field}, local_batch_size and local_epochs"
+                f"at most {MOST_LOCAL_STEPS} local steps are allowed; {field}, local_batch_size and "
+                f"local_epochs give {steps}"
             )
 
 
@@ -169,9 +169,9 @@ class RoundEntry(Strict):
     def _fits_together(self) -> RoundEntry:
         for name, values in (("participants", self.participants), ("examples", self.examples)):
             if values is not None and len(values) != self.clients:
-                raise ValueError(f"as many {name} as clients, found {len(values)} and {self.clients}")
+                raise ValueError(f"{self.clients} clients need as many {name}, not {len(values)}")
         if self.clients == 0 and self.reduction != "sum":
-            raise ValueError(f"at least one client in a {self.reduction}, found none")
+            raise ValueError(f"a {self.reduction} needs at least one client")
         return self
 
 
@@ -186,15 +186,15 @@ class CaptureFile(Strict):
     def _fits_together(self) -> CaptureFile:
         sizes = self.knowledge.batch_size
         if isinstance(sizes, tuple) and len(sizes) != len(self.rounds):
-            raise ValueError(f"one batch_size for each of {len(self.rounds)} rounds, found {len(sizes)}")
+            raise ValueError(f"batch_size needs one value for each of {len(self.rounds)} rounds, not {len(sizes)}")
         per_round = sizes if isinstance(sizes, tuple) else [sizes or 1] * len(self.rounds)
         for entry, size in zip(self.rounds, per_round, strict=True):
             if size == 0 and entry.clients > 0:
-                raise ValueError(f"a batch_size of at least 1 where clients took part, found 0 and {entry.clients}")
+                raise ValueError(f"batch_size is 0, but {entry.clients} clients took part")
             if entry.clients <= 1:  # the local steps of an aggregate are not repeated
                 self.knowledge.check_steps(size, "batch_size")
         if len(self.rounds) == 1 and self.rounds[0].clients == 0:
-            raise ValueError("at least one client in the only round, found none")
+            raise ValueError("the only round has no client")
         if self.of_aggregates and self.knowledge.examples:  # each may become a client's own batch
             self.knowledge.check_values(max(self.knowledge.examples), "examples")
             self.knowledge.check_steps(max(self.knowledge.examples), "examples")
@@ -215,10 +215,7 @@ def parse(text: bytes) -> CaptureFile:
         keys = [str(part) for part in first["loc"] if not _UNION_TAG.fullmatch(str(part))]
         where = repr(".".join(keys)[:80]) if keys else "the top level"
         problem = first["msg"].replace("\n", " ").removeprefix("Value error, ")
-        raise BadCapture(
-            f"expected a {MANIFEST} of {FORMAT}, found a problem at {where} ({problem[:300]}); "
-            "correct or remove that key."
-        ) from error
+        raise BadCapture(f"{MANIFEST} of {FORMAT} has an error at {where}: {problem[:300]}.") from error
 
 
 _UNION_TAG = re.compile(r"(constrained-)?(int|float|bool|str|none)|DefenseEntry|[a-z-]+\[.*", re.DOTALL)

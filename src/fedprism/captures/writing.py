@@ -56,8 +56,7 @@ def save(observation: Observation, folder: str | os.PathLike[str]) -> Path:
             raise
     except OSError as error:
         raise BadInput(
-            f"expected to write the capture {shown(target.name)}, found: {error.strerror}; choose a place with room "
-            "that you may write to."
+            f"the capture {shown(target.name)} cannot be written: {error.strerror}. Choose another place."
         ) from error
     return Path(folder)
 
@@ -66,7 +65,7 @@ def new_folder(folder: str | os.PathLike[str]) -> Path:
     """The absolute path of a capture that does not exist yet."""
     target = Path(folder).absolute()
     if os.path.lexists(target):
-        raise BadInput(f"expected a new folder, found that {shown(target.name)} exists; choose another name.")
+        raise BadInput(f"{shown(target.name)} already exists. Choose another name.")
     return target
 
 
@@ -84,9 +83,7 @@ def manifest_of(observation: Observation, files: dict[str, Update]) -> bytes:
     try:
         text = json.dumps(described, indent=1).encode()
     except TypeError as error:
-        raise BadInput(
-            f"expected knowledge that JSON can hold to write a capture, found that {error}; withhold it."
-        ) from error
+        raise BadInput(f"JSON cannot hold this knowledge: {error}. Withhold it.") from error
     parse(text)  # what is written can be read
     return text
 
@@ -111,8 +108,8 @@ def _knowledge_entry(knowledge: Knowledge, files: dict[str, Update]) -> dict[str
         entry["loss"] = losses.name_of(knowledge.loss)
         if entry["loss"] is None:
             raise BadInput(
-                f"expected a loss out of {', '.join(losses.LOSSES)} to write a capture, found a function of its own; "
-                "withhold the loss or use one of these."
+                f"a capture can name only the losses {', '.join(losses.LOSSES)}, not a function. Withhold the "
+                "loss or use one of these."
             )
     if knowledge.defense is not None:
         entry["defense"] = [_defense_entry(part) for part in knowledge.defense.members]
@@ -135,7 +132,7 @@ def _defense_entry(defense: Defense) -> dict[str, Any]:
     name = next((name for name, known in DEFENSES.items() if known is type(defense)), None)
     if name is None:
         raise BadInput(
-            f"expected a defense out of {', '.join(DEFENSES)} to write a capture, found {shown(defense)}; withhold it."
+            f"a capture can name only the defenses {', '.join(DEFENSES)}, not {shown(defense)}. Withhold the defense."
         )
     return {"name": name, "kwargs": dataclasses.asdict(defense)}  # type: ignore[call-overload]
 

@@ -57,7 +57,8 @@ def attack(
         typer.Option(metavar="PKG.MODULE:FACTORY", help="Function that returns the model; this imports your code."),
     ] = None,
     truth: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Folder with the truth, kept apart from the capture: adds scores.")
+        str | None,
+        typer.Option(metavar="DIR", help="Folder with the ground truth, kept apart from the capture: adds scores."),
     ] = None,
     metrics: Annotated[
         str, typer.Option(metavar="A,B,...", help="Scores to give, out of `fedprism list metrics`.")

@@ -54,7 +54,7 @@ def carry_out(
     publishing.require_writable(output)
     attack, folders = flags.apply(capture, _named(name, then), siblings=siblings)
     if len(folders) != 1:
-        raise BadInput(f"expected one capture folder, found {' and '.join(folders) or 'none'}; name one.")
+        raise BadInput(f"give one capture folder, not {' and '.join(folders) or 'none'}.")
     observation = captures.load(folders[0], model=factory.from_factory(model) if model else None)
     known = scoring.load_truth(truth, observation) if truth else None
     for word in metrics:  # before a long computation, not after it
@@ -63,7 +63,7 @@ def carry_out(
     if missing:
         untold = " and ".join(f"'{field}'" for field in missing)
         raise BadInput(
-            f"{name} needs to know {untold}, which the capture does not tell; write it under knowledge in "
+            f"{name} needs to know {untold}, which the capture does not hold. Write it under knowledge in "
             "capture.json, or name the model with --model."
         )
     answer = runner.run(attack, observation, seed=seed, device=device)
@@ -73,7 +73,7 @@ def carry_out(
     updates = residuals(observation, answer)
     record = Record(
         kind="attack",
-        cell={
+        run={
             **{"attack": name, "settings": repr(attack), "source": observation.source},
             **({"then": then} if then else {}),
             **({"owners": answer.owners} if answer.owners else {}),
@@ -97,7 +97,7 @@ def _named(name: str, then: str | None) -> Attack:
     if then is None:
         return attack
     if not isinstance(attack, Reduction):
-        raise BadInput(f"expected an attack that splits updates before --then, found {name}; use disaggregation.")
+        raise BadInput(f"{name} does not split updates, so --then has nothing to attack. Use --attack disaggregation.")
     return combined(attack, row(ATTACKS, then, "method of attack")())
 
 
@@ -136,7 +136,7 @@ def summary(record: Record, files: Mapping[str, bytes]) -> Table:
 
     table = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
     explained = "unknown" if record.residual is None else f"{record.residual:.3g} (0 = update fully explained)"
-    table.add_row("attack", str(record.cell["settings"]))
+    table.add_row("attack", str(record.run["settings"]))
     table.add_row("status", record.status)
     table.add_row("residual", explained)
     if len(record.updates) > 1:

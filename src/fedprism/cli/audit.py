@@ -16,7 +16,7 @@ def audit(
     output: Output = Path("fedprism-audit"),
     resume: Annotated[bool, typer.Option("--resume", help="Finish an audit that was stopped.")] = False,
     workers: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Number of cells to run in parallel, one process per cell.")
+        int | None, typer.Option(min=1, metavar="N", help="Number of runs at a time, one process per run.")
     ] = None,
     ray: Annotated[str | None, typer.Option(metavar="ADDRESS", help="A Ray cluster, or local to start one.")] = None,
     fail_above: Annotated[
@@ -28,24 +28,24 @@ def audit(
     ] = None,
     fail_below: Annotated[
         list[str] | None,
-        typer.Option(metavar="METRIC=VALUE", help="The same for metrics that are lower where more leaks, such as mse."),
+        typer.Option(metavar="METRIC=VALUE", help="The same for metrics of which lower means more leaks, such as mse."),
     ] = None,
     fail_ceiling_above: Annotated[
         float | None,
         typer.Option(metavar="VALUE", help="Exit with 1 if the bound on all attackers exceeds VALUE or is unknown."),
     ] = None,
     allow_inconclusive: Annotated[
-        bool, typer.Option("--allow-inconclusive", help="Let checks pass where attacks failed without a low ceiling.")
+        bool, typer.Option("--allow-inconclusive", help="Let checks pass if attacks failed without a low ceiling.")
     ] = False,
     allow_untested: Annotated[
         bool, typer.Option("--allow-untested", help="Exit with 0 instead of 2 if no attack ran to its end.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the grid, its time and its memory.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs, their time and memory.")] = False,
     data_dir: DataDir = None,
     allow_download: Download = False,
     device: Device = None,
 ) -> None:
-    """Run every cell of a plan: what leaks, to whom, and what defenses change. Interrupted? Continue with --resume."""
+    """Run the audit of a plan: what leaks, to whom, and what defenses change. Interrupted? Continue with --resume."""
     from fedprism.audit.gates import Checks, Gate, parse_gate
     from fedprism.cli import auditing
 

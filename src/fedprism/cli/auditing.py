@@ -57,12 +57,10 @@ def carry_out(
 ) -> int:
     """Audit a plan and return the exit code. `checks` makes them for the plan's metrics."""
     if workers is not None and ray is not None:
-        raise BadInput("expected --workers or --ray, found both; leave one out.")
+        raise BadInput("--workers and --ray exclude each other. Leave one out.")
     setup = prepare(path, data_dir=data_dir, allow_download=allow_download)
     if ray is not None and setup.plan.limits.seconds is not None:
-        raise BadInput(
-            "expected --workers for a plan with limits.seconds, found --ray, which gives no cell up; leave one out."
-        )
+        raise BadInput("--ray ignores limits.seconds, which the plan sets. Use --workers, or remove limits.seconds.")
     metrics = setup.plan.scores.metrics
     wanted = checks([*metrics, "columns", *TOKENS])
     place = _place(device, elsewhere=ray not in (None, LOCAL) and not dry_run)
@@ -101,7 +99,7 @@ def _ending(finished: Audit, metrics: Sequence[str], page: Path) -> Iterator[Tab
 def write_plan(path: Path, model: str | None, data: str | None, loss: str | None) -> None:
     """Write a commented plan; an existing file is left alone."""
     if path.exists():
-        raise BadInput(f"expected a new file for the plan, found '{path}'; choose another name with -o.")
+        raise BadInput(f"'{path}' already exists. Choose another name with -o.")
     publishing.require_writable(path.parent)
     # Published in one step: a full disk must not leave an empty plan, which the next `init` would not replace.
     publishing.publish(path.parent, {path.name: proposing.proposed(model, data, path.parent, loss).encode()})
@@ -132,12 +130,12 @@ def _executor(setup: Setup, grid: Grid, workers: int | None, ray: str | None, pl
 
 def _grid_as_dict(grid: Grid, priced: estimate.Estimate) -> dict[str, Any]:
     return {
-        "cells": len(grid.cells),
+        "runs": len(grid.cells),
         "configurations": [
             {"title": title(cell), "seeds": len(members)} for cell, members in configurations(grid.cells)
         ],
         "not_tested": [{"what": each.what, "why": each.why} for each in grid.skipped],
-        "cannot_run": [{"cells": count, "why": reason} for count, reason in priced.refused],
+        "cannot_run": [{"runs": count, "why": reason} for count, reason in priced.refused],
         "estimate": str(priced),
     }
 
@@ -150,7 +148,7 @@ def _grid_lines(grid: Grid, priced: estimate.Estimate) -> Iterator[str]:
         yield f"        and {counted(len(listed) - most, 'further configuration')}; -v lists all"
     yield from (f"not tested: {each.what}: {each.why}" for each in grid.skipped)
     yield from (f"{count:>4} x  cannot run: {reason}" for count, reason in priced.refused)
-    yield f"{counted(len(grid.cells), 'cell')}, {priced}"
+    yield f"{counted(len(grid.cells), 'run')}, {priced}"
 
 
 @contextmanager
@@ -177,7 +175,7 @@ def _bar(console: Console) -> Iterator[Listener]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("cells", total=None)
+        task = bar.add_task("runs", total=None)
 
         def listen(progress: AuditProgress) -> None:
             if progress.outcome is None:  # cells of an earlier run say nothing about how fast this one is
@@ -195,6 +193,6 @@ def _lines(console: Console) -> Listener:
         tenth = 10 * progress.done // max(progress.total, 1)
         if tenth > last and progress.outcome is not None:
             last = tenth
-            console.print(f"{progress.done} of {counted(progress.total, 'cell')}")
+            console.print(f"{progress.done} of {counted(progress.total, 'run')}")
 
     return listen

@@ -21,7 +21,7 @@ def check(
     ] = None,
     loss: Annotated[str, typer.Option(metavar="LOSS", help="A name, or pkg.module:function.")] = "cross_entropy",
 ) -> None:
-    """Say in seconds what fits: layers, which attacks read which layer, what no attack reads, and what each costs."""
+    """Show what fits a model: which attacks read which layer, what no attack reads, and what each costs."""
     from fedprism.audit import checking
 
     fit = checking.check(checking.setup_for(model, data, loss=loss))
@@ -30,9 +30,9 @@ def check(
 
 def lines(fit: Fit) -> list[str]:
     """The answer as text, one line a layer and one an attack."""
-    text = [f"fed {fit.inputs}; returns {fit.outputs} for a sample", "", "layers:"]
+    text = [f"input {fit.inputs}; output {fit.outputs} per sample", "", "layers:"]
     for layer in fit.layers:
-        reads = f"read by {' and '.join(layer.readers)}" if layer.readers else "read by no closed form"
+        reads = f"read by {' and '.join(layer.readers)}" if layer.readers else "read by no exact attack"
         sent = reads if layer.trained else "frozen, not sent"
         text.append(f"  {layer.weight}  {layer.kind} {layer.shape}: {sent}")
     if fit.searched:

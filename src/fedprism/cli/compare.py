@@ -21,6 +21,6 @@ def compare(
     from fedprism import report
 
     page = report.write_comparison(before, after, output=output)
-    answer({"page": str(page)}, lambda: [f"The comparison: {page}"])
+    answer({"page": str(page)}, lambda: [f"Comparison: {page}"])
     if open_page:
         typer.launch(page.resolve().as_uri())

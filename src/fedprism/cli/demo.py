@@ -11,7 +11,7 @@ from fedprism.errors import BadInput
 
 
 def demo(output: Output = Path("fedprism-demo"), device: Device = None) -> None:
-    """Audit an embedded scenario, about a minute on two cores: a table here and a report in HTML."""
+    """Audit a small network on embedded photographs, in about a minute on two cores: verdict, table and report."""
     from fedprism.audit import proposing
     from fedprism.cli import auditing
     from fedprism.files import publishing
@@ -19,7 +19,9 @@ def demo(output: Output = Path("fedprism-demo"), device: Device = None) -> None:
     publishing.require_writable(output)
     plan, content = output / "plan.toml", proposing.proposed(None, None, output).encode()
     if plan.exists() and plan.read_bytes() != content:
-        raise BadInput(f"expected a folder without a plan of your own, found '{plan}'; choose another one with -o.")
+        raise BadInput(
+            f"'{plan}' is a plan of your own, which the demo would overwrite. Choose another folder with -o."
+        )
     publishing.publish(output, {plan.name: content})
     # What an earlier demo found stays: the same plan gives the same numbers.
     code = auditing.carry_out(plan, output, resume=True, device=device)

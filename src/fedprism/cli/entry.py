@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (BrokenPipeError, SystemExit) as error:
         # click and rich make SystemExit(1) of a closed pipe, but 1 means something else here.
         if not isinstance(error.__context__ if isinstance(error, SystemExit) else error, BrokenPipeError):
-            return complain(f"expected an attack to run, found that the model ended the program ({error}); correct it.")
+            return complain(f"your model ended the program ({error}).")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read our output has seen enough
         return 0
     except CommandLineError as error:
@@ -117,16 +117,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FedprismError as error:
         return complain(str(error))
     except OSError as error:
-        return complain(f"expected a usable file or folder, found {error}; check its name, permissions and disk.")
+        return complain(f"{error}. Check the name, the permissions and the free disk space.")
     except Exception as error:
         if out_of_memory(error):
-            return complain("expected enough memory for this attack, found too little; use a smaller model or batch.")
+            return complain("not enough memory for this attack. Use a smaller model or batch.")
         if os.environ.get("FEDPRISM_DEBUG") == "1":
             traceback.print_exc()
         if users_place(error):
-            return complain(
-                f"expected your model, loss and data to run, found that they raised {told(error)}; correct it."
-            )
+            return complain(f"your model, loss or data raised an error: {told(error)}.")
         return complain(
             f"this is a bug in fedprism, please report it ({type(error).__name__}: {error}); "
             "FEDPRISM_DEBUG=1 shows where.",

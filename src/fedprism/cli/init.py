@@ -21,7 +21,7 @@ def init(
         str | None, typer.Option(metavar="LOSS", help="A name, or pkg.module:function; default: one that fits.")
     ] = None,
 ) -> None:
-    """Write a commented plan with defenses whose strengths fit the model; by default on embedded photographs."""
+    """Write a commented plan with defenses whose strengths fit the model; by default for embedded photographs."""
     from fedprism.cli import auditing
 
     auditing.write_plan(output, model, data, loss)

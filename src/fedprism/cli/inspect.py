@@ -23,7 +23,7 @@ def inspect(
         Path | None, typer.Option(metavar="FILE", help="Samples of your own: safetensors with inputs and labels.")
     ] = None,
 ) -> None:
-    """Look for signs of tampering in a model before training on it; exit code 1 where something is serious."""
+    """Look for signs of tampering in a model before training on it. Exit code 1 if something is serious."""
     from fedprism import inspection
     from fedprism.inspection import files, rendering
     from fedprism.models import factory

@@ -14,8 +14,5 @@ def papers() -> Any:
     """The package with RECIPES and what runs them."""
     installed = list(entry_points(group=GROUP))
     if not installed:
-        raise BadInput(
-            "expected the distribution fedprism-papers, found that it is not installed; run 'pip install ./papers' in "
-            "a checkout of fedprism."
-        )
+        raise BadInput("fedprism-papers is not installed. Run 'pip install ./papers' in a checkout of fedprism.")
     return installed[0].load()

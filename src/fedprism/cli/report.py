@@ -17,7 +17,7 @@ def report(
         bool | None,
         typer.Option(
             "--show-images/--redact",
-            help="Show private samples, or scores alone: the default for captures and for files of your own.",
+            help="Show private samples, or scores alone; default: scores alone for captures and files of your own.",
         ),
     ] = None,
     open_page: OpenPage = False,
@@ -27,6 +27,6 @@ def report(
     from fedprism import report
 
     page = report.write(folder, show_images=show_images, output=output)
-    answer({"page": str(page)}, lambda: [f"The report: {page}"])
+    answer({"page": str(page)}, lambda: [f"Report: {page}"])
     if open_page:
         typer.launch(page.resolve().as_uri())

@@ -19,25 +19,32 @@ def reproduce(
         bool, typer.Option("--quick", help="Embedded photographs and a small network: under a minute, no data folder.")
     ] = False,
     data_dir: DataDir = None,
-    batches: Annotated[int | None, typer.Option(min=1, metavar="K", help="Batches a cell; else the paper's.")] = None,
-    sizes: Annotated[str | None, typer.Option(metavar="N,N,...", help="Batch sizes; else the paper's.")] = None,
+    batches: Annotated[
+        int | None, typer.Option(min=1, metavar="K", help="Batches per cell of the table; default: the paper's.")
+    ] = None,
+    sizes: Annotated[str | None, typer.Option(metavar="N,N,...", help="Batch sizes; default: the paper's.")] = None,
     iterations: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Iterations of the re-run baselines; else the paper's.")
+        int | None,
+        typer.Option(min=1, metavar="N", help="Iterations of the baselines that are run again; default: the paper's."),
     ] = None,
     inverted: Annotated[
-        int | None, typer.Option(min=1, metavar="K", help="Images a batch to render from features; else the paper's.")
+        int | None,
+        typer.Option(min=1, metavar="K", help="Images per batch to render from features; default: the paper's."),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Folder for the results; else fedprism-RECIPE.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="DIR", help="Folder for the results; default: fedprism-RECIPE."),
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Parts at a time, where a recipe has such (docs/recipes.md)."),
+        typer.Option(
+            min=1, metavar="N", help="Number of parts at a time, for recipes that have parts (research/recipes.md)."
+        ),
     ] = None,
     seed: Seed = 0,
     device: Device = None,
 ) -> None:
-    """Run a table of a paper again, one of `fedprism list recipes`: its numbers beside what is measured here."""
+    """Run a table of a paper again: its numbers beside those measured here."""
     from fedprism.checks import row
     from fedprism.cli.papers import papers
     from fedprism.files import publishing
@@ -62,7 +69,7 @@ def reproduce(
     notes = [] if PRINTING.quiet else [f"- {note}" for note in tables.notes(chosen, settings, rows)]
     answer(
         json.loads((folder / "results.json").read_text()),
-        lambda: [tables.table(chosen, rows), *notes, f"The table with its pictures: {folder / 'table.md'}"],
+        lambda: [tables.table(chosen, rows), *notes, f"Table and pictures: {folder / 'table.md'}"],
     )
 
 
@@ -71,4 +78,4 @@ def _whole_numbers(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(word) for word in text.split(","))
     except ValueError as error:
-        raise BadInput(f"expected --sizes as whole numbers like 32,64, found '{text}'; correct it.") from error
+        raise BadInput(f"--sizes takes whole numbers such as 32,64, not '{text}'.") from error

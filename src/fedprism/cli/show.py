@@ -23,7 +23,7 @@ class Kind(StrEnum):
 
 
 def show(
-    kind: Annotated[Kind, typer.Argument(help="What the name is of.")],
+    kind: Annotated[Kind, typer.Argument(help="The kind of name.")],
     name: Annotated[str, typer.Argument(metavar="NAME", help="A name of `fedprism list`.")],
 ) -> None:
     """Show an attack, defense, model or other name in full: what it does, what it needs, and its settings."""

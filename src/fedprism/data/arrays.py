@@ -33,8 +33,8 @@ def npz(path: Path, split: str) -> Source | None:
             return from_arrays(arrays[f"x_{split}"], arrays[f"y_{split}"], map(str, names), str(path))
     except DAMAGE as error:
         raise BadInput(
-            f"expected plain arrays x_{split} and y_{split} of at most {MOST_BYTES} bytes in {path}, "
-            f"found an archive that does not give them ({error}); fetch the file again."
+            f"{path} does not hold plain arrays x_{split} and y_{split} of at most {MOST_BYTES} bytes "
+            f"({error}). Fetch the file again."
         ) from error
 
 
@@ -85,7 +85,7 @@ def _idx_array(file: Path, dimensions: int) -> Pixels:
         return np.frombuffer(data, dtype=np.uint8).reshape(shape)
     except DAMAGE as error:
         raise BadInput(
-            f"expected an idx file of {dimensions}-dimensional bytes in {file}, found {error}; fetch it again."
+            f"{file} is not an idx file of {dimensions}-dimensional bytes ({error}). Fetch it again."
         ) from error
 
 
@@ -96,9 +96,7 @@ def _cifar_binary(files: list[Path], label_bytes: int, names: Path) -> Source | 
     record = label_bytes + math.prod(_CIFAR_SHAPE)
     for file in files:
         if not 0 < file.stat().st_size <= MOST_BYTES or file.stat().st_size % record:
-            raise BadInput(
-                f"expected records of {record} bytes in {file}, found {file.stat().st_size} bytes; fetch it again."
-            )
+            raise BadInput(f"{file} has {file.stat().st_size} bytes, not a multiple of {record}. Fetch it again.")
     records = np.concatenate([np.fromfile(file, dtype=np.uint8).reshape(-1, record) for file in files])
     class_names = names.read_text("utf-8").split() if names.exists() else []
     return from_arrays(
@@ -117,9 +115,7 @@ def _cifar_pickled(files: list[Path], labels_key: str, meta: Path, names_key: st
         class_names = read_pickle(meta)[names_key] if meta.exists() else []
         return from_arrays(images, labels, map(str, class_names), str(files[0]))
     except (KeyError, ValueError, TypeError, AttributeError) as error:
-        raise BadInput(
-            f"expected data and {labels_key} of CIFAR in {files[0].parent}, found other content; fetch it again."
-        ) from error
+        raise BadInput(f"{files[0].parent} does not hold data and {labels_key} of CIFAR. Fetch it again.") from error
 
 
 def _channels_last(rows: Pixels) -> Pixels:

@@ -75,7 +75,7 @@ def _photograph(name: str) -> Image.Image:
     folders = [Path(folder) for folder in (spec and spec.submodule_search_locations) or ()]
     file = next((folder / path for folder in folders if (folder / path).is_file()), None)
     if file is None:
-        raise BadInput(f"expected {path} in the installed {package}, found no such file; reinstall {package}.")
+        raise BadInput(f"{path}: no such file in the installed {package}. Reinstall {package}.")
     photograph = Image.fromarray(decode(file, path))
     photograph.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
     return photograph

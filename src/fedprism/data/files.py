@@ -27,15 +27,15 @@ _NAME_COLUMNS = ("words", "identity", "wnid")
 def folder(path: Path, channels: int = 3) -> Source:
     """Class folders, numbered in sorted order, or a flat folder of images, which all get label 0."""
     if channels not in tuple(MODES):
-        raise BadInput(f"expected channels to be 1 or 3, found {shown(channels)}; use one of these.")
+        raise BadInput(f"channels must be 1 or 3, not {shown(channels)}.")
     if not os.path.isdir(path):
-        raise BadInput(f"expected a folder of images, found no folder at {path}; name one that exists.")
+        raise BadInput(f"{path}: no such folder. Give a folder of images.")
     loose = [file for file in sorted(path.iterdir()) if _is_image(file)]
     groups = {group.name: _images_below(group) for group in sorted(path.iterdir()) if _is_class(group)}
     if loose and any(groups.values()):
-        raise BadInput(f"expected images or class folders in {path}, found both; move one of them away.")
+        raise BadInput(f"{path} holds both images and class folders. Move one of them away.")
     if not loose and not any(groups.values()):
-        raise BadInput(f"expected {', '.join(sorted(SUFFIXES))} files in {path}, found none; name another folder.")
+        raise BadInput(f"{path} holds no {', '.join(sorted(SUFFIXES))} files. Give another folder.")
     if loose:
         groups = {path.resolve().name: loose}
     labels = [label for label, files in enumerate(groups.values()) for _ in files]
@@ -71,7 +71,7 @@ def tiny_imagenet(path: Path, split: str) -> Source | None:
     numbers = {wnid: number for number, wnid in enumerate(classes)}
     unknown = [wnid for _, wnid in rows if wnid not in numbers]
     if unknown:
-        raise BadInput(f"expected the classes of {listed} in {table}, found {unknown[0]}; fetch the data set again.")
+        raise BadInput(f"{table} holds the class {unknown[0]}, which is not one of {listed}. Fetch the data set again.")
     return _from_files([part / "images" / name for name, _ in rows], [numbers[wnid] for _, wnid in rows], classes, 3)
 
 
@@ -86,8 +86,7 @@ def zipped(path: Path, split: str) -> Source | None:
         files = [f"images/{row['file']}" for row in rows]
     except (*DAMAGE, csv.Error) as error:
         raise BadInput(
-            f"expected labels.csv with the columns file and label in {path}, found an archive that does not give them "
-            f"({error}); fetch the file again."
+            f"{path} does not hold labels.csv with the columns file and label ({error}). Fetch the file again."
         ) from error
     return Source(np.array(labels, dtype=np.int64), _named(rows, labels), lambda chosen: _unzip(path, files, chosen))
 
@@ -124,10 +123,7 @@ def _unzip(path: Path, files: list[str], chosen: Sequence[int]) -> Iterator[Pixe
             try:
                 content = _member(archive, files[index])
             except DAMAGE as error:
-                raise BadInput(
-                    f"expected {files[index]} in {path}, found an archive that does not give it ({error}); "
-                    "fetch the file again."
-                ) from error
+                raise BadInput(f"{path} does not hold {files[index]} ({error}). Fetch the file again.") from error
             yield decode(content, f"{path}, {files[index]}")
 
 

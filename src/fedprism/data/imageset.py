@@ -40,8 +40,7 @@ class ImageSet:
         whole_numbers = not chosen.dtype.is_floating_point and chosen.dtype != torch.bool
         if not (chosen.dim() == 1 and len(chosen) and whole_numbers and 0 <= chosen.min() <= chosen.max() < len(self)):
             raise BadInput(
-                f"expected a list of image numbers from 0 to {len(self) - 1} of {self.name}, found {shown(indices)}; "
-                "give numbers in that range."
+                f"{self.name} has images 0 to {len(self) - 1}; {shown(indices)} is not a list of such numbers."
             )
         chosen = chosen.long()
         return Batch(self.images[chosen].float() / 255, self.labels[chosen])
@@ -55,8 +54,8 @@ class ImageSet:
         """
         if (rng is None) == (seed is None):
             raise BadInput(
-                f"expected a seed or a generator to draw images of {self.name}, found "
-                f"{'neither' if rng is None else 'both'}; call draw({count}, seed=0)."
+                f"draw needs a seed or a generator, not {'neither' if rng is None else 'both'}. Write "
+                f"draw({count}, seed=0) on {self.name}."
             )
         if rng is None:
             rng = torch.Generator().manual_seed(whole(seed, "seed", LARGEST_SEED, 0))

@@ -53,8 +53,8 @@ class OnDisk:
                     return source
         patterns = " or ".join(pattern for pattern, _ in self.places)
         raise BadInput(
-            f"expected the {split} images of {self.name} in {root} as {patterns}, found none of these with that split; "
-            f"put one there, name another split, or another folder with --data-dir (data_dir=...) or {ENVIRONMENT}."
+            f"{root} does not hold the {split} images of {self.name} as {patterns}. Put them there, name "
+            f"another split, or another folder with --data-dir (data_dir=...) or {ENVIRONMENT}."
         )
 
 
@@ -63,7 +63,7 @@ def _data_folder(name: str, data_dir: str | os.PathLike[str] | None) -> Path:
     given = os.environ.get(ENVIRONMENT) if data_dir is None else data_dir
     if not given or not os.path.isdir(given):
         raise BadInput(
-            f"expected a data folder that holds {name}, found {f'no folder at {given}' if given else 'none'}; "
-            f"name one that exists with --data-dir (data_dir=...) or the environment variable {ENVIRONMENT}."
+            f"{name} needs a data folder: {f'no folder at {given}' if given else 'none is named'}. Name "
+            f"one with --data-dir (data_dir=...) or the environment variable {ENVIRONMENT}."
         )
     return Path(given)

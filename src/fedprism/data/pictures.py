@@ -30,13 +30,10 @@ def decode(file: Path | bytes, where: str, channels: int = 3) -> Pixels:
                 return np.asarray(image.convert(MODES[channels]))
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         raise BadInput(
-            f"expected an image of at most {Image.MAX_IMAGE_PIXELS} pixels, found a larger one in {where}; "
-            "remove it or make it smaller."
+            f"{where}: the image has more than {Image.MAX_IMAGE_PIXELS} pixels. Remove it or make it smaller."
         ) from error
     except Exception as error:  # a damaged image raises nearly anything, and each means the same
-        raise BadInput(
-            f"expected a {', '.join(FORMATS)} image, found something unreadable in {where}; remove or replace it."
-        ) from error
+        raise BadInput(f"{where}: not a readable {', '.join(FORMATS)} image. Remove or replace it.") from error
 
 
 def fitted(pixels: Pixels, size: int | None) -> Pixels:

@@ -58,8 +58,8 @@ def read_pickle(path: Path) -> dict[str, Any]:
     except Exception as error:  # a broken pickle raises nearly anything, and each means the same
         problem = str(error) if isinstance(error, pickle.UnpicklingError) else "a damaged file"
         raise BadInput(
-            f"expected a CIFAR pickle of byte arrays, lists and text in {path}, found {problem}; nothing in it was "
-            "run, fetch the binary version of the data set instead."
+            f"{path} is not a CIFAR pickle of byte arrays, lists and text: it holds {problem}. Nothing in "
+            "it was run. Fetch the binary version of the data set instead."
         ) from error
 
 

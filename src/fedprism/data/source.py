@@ -56,8 +56,9 @@ def from_arrays(images: Pixels, labels: Iterable[int], class_names: Iterable[str
         or not np.issubdtype(numbers.dtype, np.integer)
     ):
         raise BadInput(
-            f"expected uint8 images (count, height, width[, 3]) and one whole label each in {where}, found images "
-            f"{images.dtype} {images.shape} and labels {numbers.dtype} {numbers.shape}; convert the file."
+            f"{where} must hold uint8 images (count, height, width[, 3]) and one whole label per image, "
+            f"not images {images.dtype} {images.shape} and labels {numbers.dtype} {numbers.shape}. "
+            "Convert the file."
         )
     return Source(numbers.astype(np.int64), tuple(class_names), lambda indices: (images[index] for index in indices))
 
@@ -69,7 +70,7 @@ def assemble(name: str, source: Source, size: int | None, limit: int | None) -> 
         whole(size, "size", MOST_SIZE)
     if not len(labels) or labels.min() < 0 or labels.max() >= classes:
         problem = f"labels from {labels.min()} to {labels.max()}" if len(labels) else "no image"
-        raise BadInput(f"expected images of {classes} classes in {name}, found {problem}; check the files.")
+        raise BadInput(f"{name} must hold images of {classes} classes, but there are {problem}. Check the files.")
     chosen = spread(labels, limit)
     images: Pixels | None = None
     for place, picture in enumerate(source.pictures(chosen.tolist())):
@@ -77,8 +78,8 @@ def assemble(name: str, source: Source, size: int | None, limit: int | None) -> 
         images = empty_images(name, len(chosen), planes.shape) if images is None else images
         if planes.shape != images.shape[1:]:
             raise BadInput(
-                f"expected images of one size in {name}, found {images.shape[1:]} and {planes.shape}; "
-                "give size=... to resize them."
+                f"{name} holds images of different sizes, {images.shape[1:]} and {planes.shape}. Add size=... "
+                "to resize them."
             )
         images[place] = planes
     return ImageSet(name, torch.from_numpy(images), torch.from_numpy(labels[chosen]), source.class_names)
@@ -99,7 +100,7 @@ def empty_images(name: str, count: int, shape: tuple[int, ...]) -> Pixels:
     """An array for all images, refused above MOST_BYTES."""
     if count * math.prod(shape) > MOST_BYTES:
         raise BadInput(
-            f"expected at most {MOST_BYTES} bytes of pixels, found {count} images of {shape} in {name}; "
-            "give limit=... or a smaller size=...."
+            f"{name} has {count} images of {shape}, more than {MOST_BYTES} bytes of pixels. Use limit=... "
+            "or a smaller size=...."
         )
     return np.empty((count, *shape), dtype=np.uint8)

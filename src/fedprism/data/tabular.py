@@ -84,17 +84,17 @@ def encode(
     """A table of texts as rows of numbers. Columns of which every value is a number are numbers, unless named."""
     for word in (label, *categorical):
         if word not in header:
-            raise BadInput(f"expected a column of {name}, found {shown(word)}; {nearest(word, header)}")
+            raise BadInput(f"{name} has no column {shown(word)}; {nearest(word, header)}")
     if len(set(header)) != len(header) or len(header) < 2 or not records:
         raise BadInput(
-            f"expected at least two columns with different names and one row in {name}, found {len(header)} columns "
-            f"and {len(records)} rows; correct the table."
+            f"{name} has {len(header)} columns and {len(records)} rows; it needs two columns with "
+            "different names and one row."
         )
     texts = {title: [record[number].strip() for record in records] for number, title in enumerate(header)}
     encoded = [_encoded(name, title, texts[title], title in categorical) for title in header if title != label]
     columns = tuple(column for column, _ in encoded)
     if sum(column.width for column in columns) > MOST_FEATURES:
-        raise BadInput(f"expected at most {MOST_FEATURES} features in {name}, found more; leave columns out.")
+        raise BadInput(f"{name} has more than {MOST_FEATURES} features. Leave columns out.")
     classes, labels = np.unique(np.array(texts[label]), return_inverse=True)
     return TableSet(
         name=name,
@@ -119,10 +119,10 @@ def read_csv(
             header = [title.strip() for title in next(lines, [])]
             records = [line for line, _ in zip((line for line in lines if line), range(most), strict=False)]
     except (OSError, UnicodeDecodeError, csv.Error, ValueError) as error:
-        raise BadInput(f"expected a CSV file in UTF-8, found that {name} is none ({error}); correct it.") from error
+        raise BadInput(f"{name} is not a CSV file in UTF-8 ({error}).") from error
     odd = next((number for number, record in enumerate(records, 2) if len(record) != len(header)), None)
     if odd is not None:
-        raise BadInput(f"expected {len(header)} values in every line of {name}, found another number in line {odd}.")
+        raise BadInput(f"line {odd} of {name} does not have {len(header)} values, as the header does.")
     return encode(name, header, records, label, categorical)
 
 
@@ -168,8 +168,9 @@ def _encoded(table: str, title: str, texts: Sequence[str], categorical: bool) ->
     words, places_ = np.unique(np.array(texts), return_inverse=True)
     if len(words) > MOST_CATEGORIES:
         raise BadInput(
-            f"expected numbers or at most {MOST_CATEGORIES} different words in column {shown(title)} of {table}, found "
-            f"{len(words)}; fill in missing numbers, or leave the column out."
+            f"column {shown(title)} of {table} holds {len(words)} different words; it must hold numbers "
+            f"or at most {MOST_CATEGORIES} different words. Fill in missing numbers, or leave the column "
+            "out."
         )
     return Column(title, tuple(words.tolist())), np.eye(len(words))[places_]
 

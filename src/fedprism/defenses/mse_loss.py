@@ -4,7 +4,7 @@ Eloul et al., "Enhancing Privacy against Inversion Attacks in Federated Learning
 Mixing Gradients Strategies", 2022 (choosing the loss).
 
 What mixes is the squared error of the *raw* outputs. That of the softmax weighs a sample by its own class nearly as
-cross-entropy does where the predictions are nearly uniform and classes are many (docs/mixing-gradients.md).
+cross-entropy does where the predictions are nearly uniform and classes are many (research/mixing-gradients.md).
 """
 
 from __future__ import annotations

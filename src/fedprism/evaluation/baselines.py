@@ -17,7 +17,7 @@ BASELINES = {
     "blank": "the middle of the range everywhere",
     "mean": "the mean of other samples",
     "noise": "uniform noise",
-    "other": "some other sample of the data set",
+    "other": "another sample of the data set",
 }
 
 

@@ -76,13 +76,13 @@ def ceiling(
     still cannot tell vertices apart whose updates the defense's noise makes alike. Holds for any network and defense.
     """
     if not 0 < confidence < 1:
-        raise BadInput(f"expected a confidence between 0 and 1, found {confidence}; 0.95 is common.")
+        raise BadInput(f"confidence must be between 0 and 1, not {confidence}. 0.95 is common.")
     held = scenario.clients[0].inputs
     if not (isinstance(held, Tensor) and held.is_floating_point()):
         # The bound moves inputs by steps: tokens and categories have none between them.
         raise NotApplicable(
-            f"a ceiling expects a model that is fed one tensor of floating-point numbers, found {described(held)}; no "
-            "ceiling is known for such inputs."
+            "a ceiling needs a model with one tensor of floating-point numbers as input, not "
+            f"{described(held)}; no ceiling is known for such inputs."
         )
     _, truth = simulate(scenario, threat, seed=seed, device=device)
     sources = [channel(scenario, threat, seed, *place, device=device) for place in _places(scenario, truth)]

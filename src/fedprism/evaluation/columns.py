@@ -42,8 +42,8 @@ def score_columns(matched: Match, columns: Sequence[Column], tolerance: float = 
     width = sum(column.width for column in columns)
     if matched.truth.dim() != 2 or matched.truth.shape[1] != width:
         raise BadInput(
-            f"expected rows of {width} features, as the columns have, found {tuple(matched.truth.shape[1:])}; "
-            "score with the columns of the same table."
+            f"rows of the table have {width} features, the samples have shape "
+            f"{tuple(matched.truth.shape[1:])}. Score with the columns of the same table."
         )
     answered = torch.tensor([row is not None for row in matched.rows])
     right = {}

@@ -85,10 +85,7 @@ class Scores:
         try:
             from pandas import DataFrame
         except ImportError as error:
-            raise BadInput(
-                "expected pandas for a table of scores, found that it is not installed; install it with "
-                "pip install fedprism[pandas]."
-            ) from error
+            raise BadInput("pandas is not installed. Run: pip install fedprism[pandas]") from error
         columns: dict[str, list[float | int | None]] = {name: list(values) for name, values in self.values.items()}
         frame = DataFrame({**columns, "row": list(self.rows)})
         frame["row"] = frame["row"].astype("Int64")
@@ -131,7 +128,7 @@ class Scores:
 
     @property
     def _answered(self) -> str:
-        return f"{sum(row is not None for row in self.rows)} of {len(self.rows)} samples answered"
+        return f"{sum(row is not None for row in self.rows)} of {len(self.rows)} samples returned"
 
     @property
     def _labels(self) -> str:
@@ -151,7 +148,7 @@ UNITS = {
 def reading(metric: str) -> str:
     """The unit of a metric, and which direction is closer to the original."""
     if metric == NOT_LEAKAGE:
-        return "(the avd of a blank image)"
+        return "(AVD of a blank image)"
     if metric not in HIGHER_IS_CLOSER:
         return ""
     direction = "higher is closer" if HIGHER_IS_CLOSER[metric] else "lower is closer"
@@ -218,11 +215,11 @@ class ParticipationScores:
 def score_participation(matrix: Tensor, truth: Truth) -> ParticipationScores:
     """Compare a participation matrix, (rounds, clients) of True and False, with the truth."""
     if truth.participation is None:
-        raise BadInput("expected a truth that says who took part, found none; simulate the scenario again.")
+        raise BadInput("this ground truth does not say who took part. Simulate the scenario again.")
     if matrix.shape != truth.participation.shape:
         raise BadInput(
-            f"expected participation of shape {tuple(truth.participation.shape)}, found {tuple(matrix.shape)}; "
-            "score against the truth of the same scenario."
+            f"participation has shape {tuple(matrix.shape)}, the ground truth "
+            f"{tuple(truth.participation.shape)}. Score against the ground truth of the same scenario."
         )
     right = matrix.cpu() == truth.participation
     return ParticipationScores(entries=float(right.double().mean()), columns=tuple(right.all(0).tolist()))
@@ -235,11 +232,11 @@ def score_updates(reconstruction: Reconstruction, truth: Truth) -> dict[str, flo
     """
     if truth.updates is None:
         raise BadInput(
-            "expected a truth with one update a client, found none; simulate a frozen scenario, or one round, with a "
-            "threat model that sees aggregates."
+            "this ground truth does not hold one update per client. Simulate a frozen scenario, or one "
+            "round, with a threat model that sees aggregates."
         )
     if reconstruction.updates is None or reconstruction.owners is None:
-        raise BadInput("expected a reconstruction of updates with owners to score, found none; run a disaggregation.")
+        raise BadInput("this reconstruction has no updates with owners to score. Run a disaggregation.")
     by_owner = dict(zip(reconstruction.owners, reconstruction.updates, strict=True))
     errors: dict[str, float | None] = {}
     for place, update in enumerate(truth.updates):
@@ -253,8 +250,8 @@ def score_updates(reconstruction: Reconstruction, truth: Truth) -> dict[str, flo
 def _distance(recovered: Update, truth: Update) -> float:
     if set(recovered) != set(truth) or any(recovered[name].shape != truth[name].shape for name in truth):
         raise BadInput(
-            "expected an update with the tensors that clients sent, found others; score against the truth of the same "
-            "scenario."
+            "the recovered update has other tensors than the clients sent. Score against the ground "
+            "truth of the same scenario."
         )
     missed = (recovered[name].cpu().double() - tensor.double() for name, tensor in truth.items())
     return math.sqrt(sum(float(difference.square().sum()) for difference in missed))
@@ -263,11 +260,11 @@ def _distance(recovered: Update, truth: Update) -> float:
 def match(reconstruction: Reconstruction, truth: Truth) -> Match:
     """Put the reconstruction in the truth's order, in pixels, resolving only what the attack declares ambiguous."""
     if reconstruction.inputs is None:
-        raise BadInput("expected a reconstruction with inputs to score, found none; run an attack that returns inputs.")
+        raise BadInput("this reconstruction has no inputs to score. Run an attack that returns inputs.")
     if shape_of(reconstruction.inputs) != shape_of(truth.inputs):
         raise BadInput(
-            f"expected reconstructed inputs of shape {shape_of(truth.inputs)}, "
-            f"found {shape_of(reconstruction.inputs)}; score against the truth of the same scenario."
+            f"recovered inputs have shape {shape_of(reconstruction.inputs)}, the ground truth "
+            f"{shape_of(truth.inputs)}. Score against the ground truth of the same scenario."
         )
     (numbers, tokens), (true_numbers, true_tokens) = map(_kinds, (reconstruction.inputs, truth.inputs))
     normalization = truth.normalization if true_numbers.dim() > 2 or isinstance(truth.inputs, Tensor) else None

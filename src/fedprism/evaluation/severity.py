@@ -70,8 +70,8 @@ class Figure:
     high: float | None
     closest: float
     """Of the sample that came closest to its original."""
-    null: float | None
-    """The best mean that a null baseline reaches."""
+    baseline: float | None
+    """The best mean score of the baselines, which know nothing of the update."""
     by_seed: tuple[float, ...] = ()
     """The mean of each seed: shown where there are too few for an interval."""
 
@@ -157,15 +157,15 @@ def _closest(metrics: Mapping[str, Figure], name: str, limit: float, margin: flo
     figure = metrics[name]
     sign = 1 if HIGHER_IS_CLOSER.get(name, False) else -1
     reached = sign * figure.closest >= sign * limit
-    return reached and (figure.null is None or sign * (figure.closest - figure.null) > margin)
+    return reached and (figure.baseline is None or sign * (figure.closest - figure.baseline) > margin)
 
 
 def _beyond_guess(name: str, figure: Figure) -> bool:
     """Whether the mean, with its whole range over seeds, is better than the best guess."""
-    if figure.null is None:
+    if figure.baseline is None:
         return False
     low, high = figure.range or (figure.mean, figure.mean)
-    return low > figure.null if HIGHER_IS_CLOSER.get(name, False) else high < figure.null
+    return low > figure.baseline if HIGHER_IS_CLOSER.get(name, False) else high < figure.baseline
 
 
 def number(metric: str, value: float | None) -> str:

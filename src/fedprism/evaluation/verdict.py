@@ -49,9 +49,9 @@ class Verdict(_InNotebooks, StrEnum):
 
 MEANING = {
     Verdict.LEAKS: "an attack recovered private samples",
-    Verdict.INCONCLUSIVE: "no tested attack succeeded, but nothing shows that a better one would fail",
-    Verdict.NOT_TESTED: "no attack ran to its end",
-    Verdict.PROTECTED: "a bound shows that no attacker recovers more, under its assumptions",
+    Verdict.INCONCLUSIVE: "no tested attack succeeded, but a better one may",
+    Verdict.NOT_TESTED: "no attack ran to completion",
+    Verdict.PROTECTED: "a mathematical bound shows that no attacker can recover more, under its assumptions",
 }
 """Each verdict in a sentence."""
 
@@ -214,7 +214,7 @@ def _ceiling_is_open(rows: Sequence[Row], ceiling: CeilingFigure | None) -> str:
     if ceiling is not None and not ceiling.known:
         return (ceiling.status[:1].lower() + ceiling.status[1:].rstrip(".")) or "no ceiling is known"
     if ceiling is not None:
-        return f"the update may still determine the samples (ceiling {ceiling})"
+        return f"the ceiling is {ceiling}, so a better attack may succeed"
     if any(row.ceiling is not None and exceeds(row, row.ceiling) for row in rows):
         return "an attack scored above the ceiling, so the ceiling is not used"
-    return "how much a better attack would recover is unknown (no ceiling)"
+    return "no ceiling is known, so a better attack may recover more"

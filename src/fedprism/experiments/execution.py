@@ -61,7 +61,7 @@ def run_trial(trial: Runnable, *, device: str | None = None, memory_share: float
         if not out_of_memory(error):
             if users_place(error) is None:
                 raise
-            return without_result(trial, f"your model, loss or data raised {told(error)}; correct it.")
+            return without_result(trial, f"your model, loss or data raised {told(error)}.")
         outcome = without_result(trial, _too_much(memory_share), divisible=memory_use.divisible)
     _give_back()
     return dataclasses.replace(outcome, seconds=time.perf_counter() - start, memory_share=memory_share)
@@ -137,7 +137,7 @@ def _settled(trial: Runnable, result: Outcome | Failure) -> Outcome:
 
 def _too_much(memory_share: float) -> str:
     tried = "" if memory_share == 1 else f", even with 1/{round(1 / memory_share)} of the usual amount at a time"
-    return f"{OUT_OF_MEMORY}: the cell needs more than there is{tried}; use a smaller batch or model"
+    return f"{OUT_OF_MEMORY}: the run needs more than there is{tried}; use a smaller batch or model"
 
 
 def _give_back() -> None:

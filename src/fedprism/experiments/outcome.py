@@ -38,11 +38,11 @@ class Outcome(ShortRepr):
     """Why it was skipped or failed."""
     record: Record | None = None
     baselines: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict, repr=False)
-    """Mean score of each null baseline."""
+    """Mean score of each baseline."""
     values: Mapping[str, Any] = field(default_factory=dict)
     """What JSON can hold of a trial that has no record."""
     tensors: bytes | None = None
-    """A safetensors file with some of the samples and what came back."""
+    """A safetensors file with some of the samples with their reconstructions."""
     seconds: float = 0.0
     attack_seconds: float | None = None
     """How much of it the attack took."""
@@ -62,7 +62,7 @@ def written(outcome: Outcome) -> bytes:
     """The part of an outcome that repeats exactly, as its file holds it."""
     content = {
         "id": outcome.key,
-        "cell": dict(outcome.description),
+        "run": dict(outcome.description),
         "outcome": outcome.state,
         "reason": outcome.reason,
         "record": dataclasses.asdict(outcome.record) if outcome.record is not None else None,
@@ -83,7 +83,7 @@ def parsed(document: Mapping[str, Any], key: str) -> Outcome:
         raise ValueError("the record of another trial")
     return Outcome(
         key=file.id,
-        description=file.cell,
+        description=file.run,
         state=file.outcome,
         reason=file.reason,
         record=None if file.record is None else file.record.made(),
@@ -149,7 +149,7 @@ class _Update(Strict):
 
 class _Record(Strict):
     kind: Literal["attack", "utility", "ceiling"]
-    cell: dict[str, Any]
+    run: dict[str, Any]
     knowledge_used: list[str]
     scores: dict[str, Any] | None
     accuracy: Number | None
@@ -175,7 +175,7 @@ class _Record(Strict):
 
 class _File(Strict):
     id: str
-    cell: dict[str, str | int]
+    run: dict[str, str | int]
     outcome: State
     reason: str
     record: _Record | None
@@ -185,6 +185,6 @@ class _File(Strict):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         result = self.record is not None or bool(self.values)
-        if identity(self.cell) != self.id or result != (self.outcome == "done"):
+        if identity(self.run) != self.id or result != (self.outcome == "done"):
             raise ValueError("a record of another trial, or an outcome without one")
         return self

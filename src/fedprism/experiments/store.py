@@ -72,9 +72,7 @@ class ResultStore:
         try:
             outcome = parsed(read_json(path), key)
         except (ValueError, RecursionError) as error:
-            raise BadInput(
-                f"expected the record of a cell in '{path.name}', found a damaged one; finish the audit with --resume."
-            ) from error
+            raise BadInput(f"the record '{path.name}' is damaged. Finish the audit with --resume.") from error
         return replace(outcome, **self.clock(key)._asdict())
 
     def finished(self, key: str) -> bool:
@@ -131,8 +129,8 @@ class ResultStore:
             yield
         except OSError as error:
             raise BadInput(
-                f"expected room to write in '{self.root}', found that it cannot be written "
-                f"({error.strerror or error}); earlier results are intact: make room and add --resume."
+                f"'{self.root}' cannot be written ({error.strerror or error}). Earlier results are intact: "
+                "make room, then continue with --resume."
             ) from error
 
 
@@ -147,11 +145,10 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else error  # without the path a second time
         raise BadInput(
-            f"expected the file {shown(path.name)} of an audit, found none that can be read ({reason}); point at "
-            "a folder that fedprism audit wrote."
+            f"{shown(path.name)} cannot be read ({reason}). Give a folder that fedprism audit wrote."
         ) from error
     if not isinstance(table, dict):
-        raise BadInput(f"expected a table in {shown(path.name)}, found another value; run the audit again.")
+        raise BadInput(f"{shown(path.name)} does not hold a table. Run the audit again.")
     return table
 
 

@@ -36,7 +36,7 @@ class Setting:
     observation: Observation
     truth: Truth | None = None
     guesses: Callable[[int], Mapping[str, Inputs]] | None = None
-    """The answers of null baselines for so many samples."""
+    """The answers of baselines for so many samples."""
 
 
 class Judgement(NamedTuple):
@@ -44,7 +44,7 @@ class Judgement(NamedTuple):
 
     scores: dict[str, Any] | None
     baselines: Mapping[str, Mapping[str, float | None]] = {}
-    """Mean score of each null baseline."""
+    """Mean score of each baseline."""
     updates: tuple[UpdateResidual, ...] = ()
     """What each update says about its own answer."""
     tensors: bytes | None = None
@@ -61,7 +61,7 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Scoring:
-    """The scorer of audits and rehearsals: every sample by some metrics, null baselines, and the residual."""
+    """The scorer of audits and rehearsals: every sample by some metrics, baselines, and the residual."""
 
     metrics: Sequence[str]
     columns: tuple[Column, ...] | None = None
@@ -109,7 +109,7 @@ class Trial:
         judged = scorer.judge(setting, answer)
         record = Record(
             kind="attack",
-            cell=self.description,
+            run=self.description,
             knowledge_used=tuple(sorted(answer.knowledge_used)),
             scores=judged.scores,
             residual=least(judged.updates),

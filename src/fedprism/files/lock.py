@@ -28,7 +28,7 @@ def locked(root: Path) -> Iterator[None]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         lock.close()
-        raise BadInput(f"expected '{root}' for this audit alone, found another at work there; wait for it.") from error
+        raise BadInput(f"another audit is running in '{root}'. Wait for it to finish.") from error
     try:
         yield
     finally:

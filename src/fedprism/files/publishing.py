@@ -43,7 +43,4 @@ def publish(folder: Path, files: Mapping[str, bytes], *, stale: Iterable[str] = 
 
 
 def not_writable(folder: Path, reason: str) -> BadInput:
-    return BadInput(
-        f"expected a folder to write to, found that '{folder}' cannot be written ({reason}); "
-        "make room there or choose another one with -o."
-    )
+    return BadInput(f"the folder '{folder}' cannot be written ({reason}). Choose another one with -o.")

@@ -44,31 +44,25 @@ class TensorFile(Mapping[str, Tensor]):
             size = path.stat().st_size
             if size > MOST_FILE_BYTES:
                 raise BadCapture(
-                    f"expected a tensor file of at most {MOST_FILE_BYTES} bytes, found {size} in {self.name}; "
-                    "record fewer tensors in it."
+                    f"{self.name} has {size} bytes; the limit is {MOST_FILE_BYTES}. Record fewer tensors in it."
                 )
             file: Any = safe_open(str(path), framework="pt")
             names: list[str] = file.keys()
             if len(names) > MOST_TENSORS:
                 raise BadCapture(
-                    f"expected at most {MOST_TENSORS} tensors in a file, found {len(names)} in {self.name}; "
-                    "record fewer tensors in it."
+                    f"{self.name} holds {len(names)} tensors; the limit is {MOST_TENSORS}. Record fewer tensors in it."
                 )
             self._entries: dict[str, Any] = {name: file.get_slice(name) for name in names}
         except (SafetensorError, OSError, ValueError, RuntimeError) as error:
             raise BadCapture(
-                f"expected a safetensors file, found {self.name} that cannot be read as one "
-                f"({_first_line(error)}); write it again."
+                f"{self.name} is not a safetensors file ({_first_line(error)}). Write it again."
             ) from error
         self._file = file
         self._stored = {name: name for name in names}
         for name in self:
             self.dtype(name)
             if math.prod(self.shape(name)) == 0:
-                raise BadCapture(
-                    f"expected at least one number in each tensor, found none in {shown(name)} of {self.name}; "
-                    "leave it out."
-                )
+                raise BadCapture(f"{shown(name)} in {self.name} is empty. Leave it out.")
 
     def __getitem__(self, name: str) -> Tensor:
         # A copy: the file's own memory may lie at odd addresses, and whoever changed it would change later readings.
@@ -97,8 +91,7 @@ class TensorFile(Mapping[str, Tensor]):
         stated = self._entries[name].get_dtype()
         if stated not in _DTYPES:
             raise BadCapture(
-                f"expected tensors of type {', '.join(_DTYPES)}, found {stated} for {shown(name)} in {self.name}; "
-                "convert it."
+                f"{shown(name)} in {self.name} is of type {stated}; tensors must be {', '.join(_DTYPES)}. Convert it."
             )
         return _DTYPES[stated]
 
@@ -111,8 +104,7 @@ class TensorFile(Mapping[str, Tensor]):
                 bad = values.isinf() if name in nan_allowed else ~values.isfinite()
                 if bool(bad.any()):
                     raise BadCapture(
-                        f"expected finite numbers, found NaN or infinity in {shown(name)} of {self.name}; "
-                        "leave that round out or record it again."
+                        f"{shown(name)} in {self.name} holds NaN or infinity. Leave that round out or record it again."
                     )
 
     def _mapped(self, name: str) -> Tensor:

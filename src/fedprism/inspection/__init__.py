@@ -43,9 +43,9 @@ def inspect(
     reference: a model that the client trusts, such as the round before's. model, batch: its code, the client's samples.
     """
     if not params:
-        raise BadInput("expected a model with at least one tensor, found none; give its state dict.")
+        raise BadInput("this file holds no tensors. Give the state dict of a model.")
     if (model is None) != (batch is None):
-        raise BadInput("expected the model's code and a batch together, found only one of them; give both or neither.")
+        raise BadInput("give the model's code and a batch together, or neither.")
     of_layers = [finding for layer in layers(params) for check in LAYER_CHECKS.values() for finding in check(layer)]
     of_layers.sort(key=lambda finding: list(LAYER_CHECKS).index(finding.check))
     findings = [*not_finite(params), *of_layers, *oversized(params)]

@@ -74,14 +74,14 @@ def aligned_rows(layer: Layer) -> Iterator[Finding]:
     most = ONE_DIRECTION if len(units) >= MANY_ROWS else ONE_DIRECTION_OF_FEW
     evidence = {"rows": len(layer.rows), "copies": copies, "opposite_pairs": pairs, "share_of_one_direction": energy}
     if not layer.convolution and energy >= most and not layer.last:
-        sentence = f"{energy:.0%} of {len(units)} rows' energy lies in one direction, as in an imprint layer"
+        sentence = f"{energy:.0%} of {len(units)} rows' energy is in one direction, as in an imprint layer"
     elif pairs >= FEWEST_PAIRS:
         sentence = f"{pairs} pairs of rows are opposite to each other and to no other row"
     elif copies >= 2 * FEWEST_PAIRS and not layer.last:
         sentence = f"{copies} of {len(units)} rows are copies of another row, up to sign and length"
     elif (thresholds := _thresholds(layer, units, direction)) >= SORTING:
         sentence = (
-            f"biases lie {thresholds:.2g} lengths of a row apart, and one direction stands out among the rows: "
+            f"biases differ by {thresholds:.2g} lengths of a row, and one direction stands out among the rows: "
             "units that sort whole inputs, as in an imprint layer under noise"
         )
         evidence["spread_of_biases"] = thresholds

@@ -69,8 +69,8 @@ class Inspection:
             where = shown(first.tensor) if first.tensor else "it"
             more = f" (and {len(self.serious) - 1} more findings)" if len(self.serious) > 1 else ""
             raise Suspicious(
-                f"expected a model without signs of tampering, found in {where} that "
-                f"{first.sentence}{more}; do not train on it before the server has explained that."
+                f"signs of tampering in {where}: {first.sentence}{more}. Do not train on this model until the "
+                "server has explained that."
             )
 
 

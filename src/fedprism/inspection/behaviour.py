@@ -52,8 +52,8 @@ def _fitting(params: Update, model: nn.Module) -> dict[str, Tensor]:
         if name not in params or params[name].shape != like.shape:
             shape = tuple(params[name].shape) if name in params else "none"
             raise BadInput(
-                f"expected the tensor '{name}' of shape {tuple(like.shape)}, as the model has, found {shape}; "
-                "give the factory of this very model."
+                f"tensor '{name}' has shape {shape}, the model expects {tuple(like.shape)}. Give the factory "
+                "of this very model."
             )
     return {name: params[name].detach().to(like) for name, like in wanted.items()}
 
@@ -64,18 +64,18 @@ def _outputs(model: nn.Module, tensors: Update, batch: Batch) -> Tensor:
     except (RuntimeError, ValueError, IndexError) as error:
         reason = (str(error).splitlines() or [""])[0]
         raise BadInput(
-            f"expected a batch that the model accepts, found inputs of shape {tuple(batch.tensor.shape)} ({reason}); "
-            "give the client's own batch."
+            f"the model does not accept inputs of shape {tuple(batch.tensor.shape)} ({reason}). Give the "
+            "client's own batch."
         ) from error
     if outputs.dim() != 2:
         raise BadInput(
-            f"expected outputs of shape (batch, classes), found {tuple(outputs.shape)}; give a model that classifies."
+            f"the model must return (batch, classes), not shape {tuple(outputs.shape)}. Give a model that classifies."
         )
     labels, soft = batch.labels, is_soft(batch.labels)
     if labels.shape != outputs.shape if soft else not 0 <= labels.min() <= labels.max() < outputs.shape[1]:
         raise BadInput(
-            f"expected labels of the model's {outputs.shape[1]} classes, found labels of shape {tuple(labels.shape)} "
-            f"up to {float(labels.max()):g}; give the client's own batch."
+            f"labels of shape {tuple(labels.shape)} up to {float(labels.max()):g} do not fit the model's "
+            f"{outputs.shape[1]} classes. Give the client's own batch."
         )
     return outputs
 
@@ -88,7 +88,11 @@ def _same_logits(outputs: Tensor) -> list[Finding]:
     if outputs.shape[1] < 2 or not bool((apart <= SAME_LOGITS * scale).all() & (moves > STILL * scale.max())):
         return []
     evidence = {"largest_difference": float(apart.max()), "scale": float(scale.max())}
-    return [serious("same-logits", "", "every class gets the same output, which yet depends on the sample", evidence)]
+    return [
+        serious(
+            "same-logits", "", "every class has the same output, although the output depends on the sample", evidence
+        )
+    ]
 
 
 def _hopeless(outputs: Tensor, batch: Batch, loss: LossFn) -> list[Finding]:

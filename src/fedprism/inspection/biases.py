@@ -30,7 +30,7 @@ def extreme_biases(layer: Layer) -> Iterator[Finding]:
         yield serious(
             "extreme-biases",
             layer.bias_name,
-            f"{count} of {len(bias)} biases lie far out (one is {largest:.3g}, the median {middle:.3g}): "
+            f"{count} of {len(bias)} biases are far out (one is {largest:.3g}, the median {middle:.3g}): "
             "they decide whatever the input is",
             {"extreme": count, "of": len(bias), "value": largest, "median": middle},
         )

@@ -15,7 +15,7 @@ from fedprism.types import Batch, is_soft
 def tensors(path: Path) -> TensorFile:
     """The tensors of a safetensors file, read when they are asked for."""
     if not path.is_file():
-        raise BadInput(f"expected a safetensors file, found none at {shown(str(path))}; correct the name.")
+        raise BadInput(f"{shown(str(path))}: no such file.")
     return TensorFile(path)
 
 
@@ -24,12 +24,10 @@ def batch(path: Path) -> Batch:
     file = tensors(path)
     missing = next((name for name in ("inputs", "labels") if name not in file), None)
     if missing is not None:
-        raise BadInput(f"expected 'inputs' and 'labels' in {file.name}, found no '{missing}'; save both.")
+        raise BadInput(f"{file.name} has no '{missing}'. Save 'inputs' and 'labels'.")
     inputs, labels = file["inputs"], file["labels"]
     if not inputs.dtype.is_floating_point or not bool(torch.isfinite(inputs).all()):
-        raise BadInput(
-            f"expected finite floating-point inputs in {file.name}, found others; save what the model is fed."
-        )
+        raise BadInput(f"inputs in {file.name} must be finite floating-point numbers. Save what the model is fed.")
     if not inputs.dim() or not labels.dim() or len(inputs) != len(labels):
-        raise BadInput(f"expected as many labels as inputs in {file.name}, found another number; save one a sample.")
+        raise BadInput(f"{file.name} needs as many labels as inputs.")
     return Batch(inputs, labels if is_soft(labels) else labels.long())

@@ -19,7 +19,7 @@ MOST_ROWS = 100
 def table(inspection: Inspection) -> Table:
     """One row a finding, the serious ones first. Names come from the file: control characters are written out."""
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("severity", "check", "tensor", "what was found"):
+    for column in ("severity", "check", "tensor", "finding"):
         drawn.add_column(column, overflow="fold", no_wrap=column == "severity")
     for finding in inspection.findings[:MOST_ROWS]:
         name = shown(finding.tensor) if finding.tensor else "the whole model"
@@ -33,7 +33,7 @@ def summary(inspection: Inspection) -> str:
     left_out = f" The table leaves {more} out; --json lists all." if more > 0 else ""
     if inspection.serious:
         return f"{len(inspection.serious)} serious findings: do not train on this model.{left_out}"
-    return f"Nothing serious was found; that is no proof that the model is honest.{left_out}"
+    return f"Nothing serious was found; that does not prove that the model is honest.{left_out}"
 
 
 def as_json(inspection: Inspection) -> str:

@@ -11,8 +11,8 @@ def changed_shares(params: Update, reference: Update) -> dict[str, float]:
     for name in params.keys() & reference.keys():
         if params[name].shape != reference[name].shape:
             raise BadInput(
-                f"expected '{name}' in the reference's shape {tuple(reference[name].shape)}, found "
-                f"{tuple(params[name].shape)}; compare models of one architecture."
+                f"'{name}' has shape {tuple(params[name].shape)}, in the reference "
+                f"{tuple(reference[name].shape)}. Compare models of one architecture."
             )
     return {
         name: float((tensor != reference[name]).double().mean()) if tensor.numel() else 0.0

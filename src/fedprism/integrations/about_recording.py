@@ -100,7 +100,7 @@ def rounds_left_out(rounds: Sequence[RoundFacts]) -> Iterator[Finding]:
             f"{count} because {reason[:MOST_LETTERS]}" for reason, count in list(reasons.items())[:MOST_NAMED]
         )
         left = sum(reasons.values())
-        sentence = f"of {len(rounds)} rounds, the updates of {left} are not in this recording ({told})"
+        sentence = f"of {len(rounds)} rounds, the updates of {left} are not in this capture ({told})"
         yield note("rounds-left-out", "", sentence, {"rounds": left})
 
 
@@ -109,7 +109,7 @@ def troubled(troubles: Sequence[str]) -> Iterator[Finding]:
     if troubles:
         more = f" and {len(troubles) - 1} more" if len(troubles) > 1 else ""
         first = troubles[0][:MOST_LETTERS_OF_A_TROUBLE]
-        sentence = f"this recording may lack something, because the recorder failed: {first}{more}"
+        sentence = f"this capture may be incomplete, because the recorder failed: {first}{more}"
         yield note("recorder-failed", "", sentence, {"troubles": len(troubles)})
 
 

@@ -33,7 +33,7 @@ def tensor_of(array: Any, stated: str = "") -> Tensor:
 
 def not_numbers(error: Exception) -> BadInput:
     reason = " ".join(str(error).split())[:MOST_REASON]
-    return BadInput(f"expected arrays of numbers, found another one ({reason}); leave it out.")
+    return BadInput(f"an array does not hold numbers ({reason}). Leave it out.")
 
 
 def tensors_of(arrays: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -57,8 +57,8 @@ def named(arrays: Mapping[str, Tensor], model: nn.Module | None) -> dict[str, Te
         fitting = next((like for like in (state, parameters) if [t.shape for t in like.values()] == shapes), None)
         if fitting is None:
             raise BadInput(
-                f"expected the {len(state)} tensors of the model's state_dict in their order, found {len(tensors)} "
-                "others; give the recorder the model that is trained."
+                f"{len(tensors)} arrays do not match the {len(state)} tensors of the model's state_dict. Give "
+                "the recorder the model that is trained."
             )
         tensors = dict(zip(fitting, tensors.values(), strict=True))
     return {name: tensor for name, tensor in tensors.items() if tensor.numel()}

@@ -118,9 +118,7 @@ def read_file(folder: str | os.PathLike[str]) -> FindingsFile | None:
         return FindingsFile.model_validate_json(text)
     except (ValidationError, ValueError, OSError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise BadCapture(
-            f"expected a {FILE} of {FORMAT} beside the capture, found another file ({reason}); remove it."
-        ) from error
+        raise BadCapture(f"{FILE} beside the capture is not a file of {FORMAT} ({reason}). Remove it.") from error
 
 
 def plain_metrics(values: Mapping[str, Any]) -> dict[str, Value]:

@@ -210,8 +210,8 @@ def leaking_rounds(rounds: Sequence[RoundFacts]) -> Iterator[Finding]:
         fraction, index, client = max(leaking, key=lambda entry: entry[0])
         whose = "one update" if client is None else f"the update of {client[:MOST_LETTERS]}"
         sentence = (
-            f"in {len(leaking)} of {len(watched)} rounds samples could be read off an update without any search; in "
-            f"round {index} it was {fraction:.0%} of the samples behind {whose}"
+            f"in {len(leaking)} of {len(watched)} rounds samples could be read from an update without any "
+            f"search: in round {index} {fraction:.0%} of the samples behind {whose}"
         )
         yield _serious("samples-read-off", sentence, rounds=len(leaking), share=fraction)
 

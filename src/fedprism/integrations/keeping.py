@@ -28,11 +28,11 @@ class Keep:
 
     def __post_init__(self) -> None:
         if not isinstance(self.every, int) or self.every < 1:
-            raise BadInput(f"expected every to be a whole number from 1 on, found {self.every!r}; 5 keeps each fifth.")
+            raise BadInput(f"every must be a whole number from 1 on, not {self.every!r}. 5 keeps each fifth round.")
         if isinstance(self.layers, str) or (self.layers is not None and not self.layers):
-            raise BadInput(f"expected layers as a list of names, found {self.layers!r}; ['fc.*'] keeps those of fc.")
+            raise BadInput(f"layers must be a list of names, not {self.layers!r}. ['fc.*'] keeps those of fc.")
         if not self.most_gigabytes > 0:
-            raise BadInput(f"expected most_gigabytes above 0, found {self.most_gigabytes!r}; 10 is usual.")
+            raise BadInput(f"most_gigabytes must be above 0, not {self.most_gigabytes!r}. 10 is usual.")
 
     def wants(self, index: int, first: int) -> bool:
         """Whether the updates of this round are kept; `first` is the number of the run's first round."""

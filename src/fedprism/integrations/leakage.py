@@ -44,9 +44,7 @@ class Watch:
 
     def __post_init__(self) -> None:
         if self.stop_above is not None and not 0 <= self.stop_above <= 1:
-            raise BadInput(
-                f"expected stop_above to be a fraction from 0 to 1, found {self.stop_above}; 0.1 is a tenth."
-            )
+            raise BadInput(f"stop_above must be a fraction from 0 to 1, not {self.stop_above}. 0.1 is a tenth.")
 
     def look(self, rounds: Sequence[Round], model: nn.Module | None, knowledge: Knowledge) -> Leakage:
         """What the checks get out of the updates of one round, the worst of them."""
@@ -72,13 +70,14 @@ class Watch:
         )
         if self.stop_above is not None and (leakage.samples or 0.0) > self.stop_above:
             raise LeakageLimit(
-                f"expected at most {self.stop_above:.0%} of the samples to be readable from an update, found {samples}"
-                f"{whose} in round {index}; the run is stopped: add a defense, or larger batches."
+                f"{samples}{whose} in round {index} can be read from an update, and at most "
+                f"{self.stop_above:.0%} of the samples are allowed: the run is stopped. Add a defense, or use "
+                "larger batches."
             )
         if self.stop_on_findings and leakage.serious:
             raise LeakageLimit(
-                f"expected a model without signs of tampering, found {leakage.serious} serious findings in round "
-                f"{index}; the run is stopped: look at the capture with fedprism inspect."
+                f"round {index} has {leakage.serious} serious signs of tampering with the model: the run is "
+                "stopped. Look at the capture with fedprism inspect."
             )
 
 

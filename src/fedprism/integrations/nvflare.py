@@ -30,9 +30,7 @@ try:
     from nvflare.apis.shareable import Shareable
     from nvflare.app_common.app_constant import AppConstants
 except ImportError as missing:
-    raise BadInput(
-        'expected the package nvflare for fedprism.integrations.nvflare, found none; pip install "fedprism[nvflare]".'
-    ) from missing
+    raise BadInput('NVFlare is not installed. Run: pip install "fedprism[nvflare]"') from missing
 
 SOURCE = "recorded by fedprism on an NVFlare server"
 SENT = "fedprism.sent"
@@ -91,8 +89,7 @@ class CaptureFilter(DXOFilter):
         known_model = fl_ctx.get_prop(SENT)
         if known_model is None or known_model[0] != index:
             raise BadInput(
-                f"expected the model that was sent in round {index}, found none; add the filter to the server's output "
-                "as well."
+                f"the model sent in round {index} was not seen. Add the filter to the server's output as well."
             )
         if self._recording is None:
             model = from_factory(self.model, asked_as="model") if self.model is not None else None

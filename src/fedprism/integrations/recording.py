@@ -40,7 +40,7 @@ THREAD = "fedprism-recorder"
 NOTHING: Update = {}
 """The model of clients that answer without having been sent any."""
 NOT_CHOSEN = "every= or rounds= leaves them out"
-FULL = "the recording ended before them"
+FULL = "recording ended before them"
 TOO_SLOW = "the disk is slower than the run"
 
 
@@ -67,7 +67,7 @@ class Recording:
         also_known: Collection[str] = (),
     ) -> None:
         if uplink is not None and uplink not in UPLINKS:
-            raise BadInput(f"expected uplink to be {' or '.join(UPLINKS)}, found {shown(uplink)}; use one of these.")
+            raise BadInput(f"uplink must be {' or '.join(UPLINKS)}, not {shown(uplink)}.")
         self.capture = GrowingCapture(folder, model=model, knowledge=knowledge, source=source)
         self.watch = watch
         self.uplink = uplink
@@ -105,8 +105,8 @@ class Recording:
     def _tell_what_is_missing(self) -> None:
         if self.missing:
             log.warning(
-                "what is recorded does not tell %s. If you know it, give the recorder knowledge=, or add under "
-                "[captures] in a plan: %s (numbers of examples that clients state stand in for batch_size)",
+                "the capture does not hold %s. If you know it, give the recorder knowledge=, or add under "
+                "[captures] in a plan: %s (numbers of examples that clients state are used as batch_size)",
                 in_words(self.missing),
                 line_to_add(self.missing),
             )
@@ -221,8 +221,8 @@ class Recording:
         kept = [dataclasses.replace(round_, update=self.keep.chosen(round_.update)) for round_ in rounds]
         if not all(round_.update for round_ in kept):
             raise BadInput(
-                f"expected layers of the update, found none that is called {' or '.join(self.keep.layers or ())}; "
-                f"they are {', '.join(list(rounds[0].update)[:5])} and the like."
+                f"no layer of the update is called {' or '.join(self.keep.layers or ())}. They are "
+                f"{', '.join(list(rounds[0].update)[:5])} and so on."
             )
         if not kept:
             return {}
@@ -230,8 +230,8 @@ class Recording:
         try:
             if self.capture.bytes + new > self.keep.most_gigabytes * GIGABYTE:
                 raise CaptureFull(
-                    f"expected at most {self.keep.most_gigabytes:g} GB, found that a round takes {new / GIGABYTE:.2g} "
-                    "GB more; choose what is kept with every=, rounds= and layers=, or raise most_gigabytes."
+                    f"a round takes {new / GIGABYTE:.2g} GB more than the {self.keep.most_gigabytes:g} GB "
+                    "allowed. Choose what is kept with every=, rounds= and layers=, or raise most_gigabytes."
                 )
             return {"model": self.capture.append(kept)}
         except (CaptureFull, OSError) as error:
@@ -271,9 +271,9 @@ class Recording:
             self.uplink = "weights" if part > HALF_OF_THE_MODEL else "difference"
             if self.uplink == "difference":
                 log.warning(
-                    "clients send differences of weights: what they sent holds %.2f of the model that they were sent, "
-                    "where weights would hold about 1. They are recorded as such; if this is wrong, say "
-                    'uplink="weights"',
+                    "clients send differences of weights: %.2f of the model they were sent is in what they "
+                    "return, for weights it would be about 1. They are recorded as differences; if this is "
+                    'wrong, say uplink="weights"',
                     part,
                 )
         return self.uplink or "weights"

@@ -76,7 +76,7 @@ def round_of(sent: Sent, answer: Answer, *, index: int, uplink: Uplink = "weight
     check_fits({**sent.params, **sent.buffers}, answer.tensors)
     update = {name: tensor for name, tensor in answer.tensors.items() if name in sent.params}
     if not update:
-        raise BadInput("expected the update of at least one parameter, found none; send the trained ones.")
+        raise BadInput("there is no update of any parameter. Send the trained ones.")
     if uplink == "weights":
         update = {name: difference(tensor, sent.params[name]) for name, tensor in update.items()}
     after = {name: tensor for name, tensor in answer.tensors.items() if name in sent.buffers}
@@ -103,14 +103,12 @@ def check_fits(sent: Update, received: Update) -> None:
     for name, tensor in received.items():
         if name not in sent or sent[name].shape != tensor.shape:
             problem = f"shape {tuple(tensor.shape)}" if name in sent else "no such tensor in it"
-            raise BadInput(
-                f"expected tensors of the model that was sent, found {problem} for {shown(name)}; leave this one out."
-            )
+            raise BadInput(f"{shown(name)} does not fit the model that was sent: {problem}. Leave it out.")
         if tensor.dtype not in STORED_TYPES or sent[name].dtype not in STORED_TYPES:
             kinds = f"{sent[name].dtype} sent and {tensor.dtype} received"
-            raise BadInput(f"expected real or whole numbers, found {kinds} for {shown(name)}; leave this one out.")
+            raise BadInput(f"{shown(name)} holds {kinds}, not real or whole numbers. Leave it out.")
         if tensor.dtype.is_floating_point and not bool(torch.isfinite(tensor).all()):
-            raise BadInput(f"expected finite numbers, found NaN or infinity in {shown(name)}; leave this one out.")
+            raise BadInput(f"{shown(name)} holds NaN or infinity. Leave it out.")
 
 
 def precision(sent: Tensor, received: Tensor) -> torch.dtype:

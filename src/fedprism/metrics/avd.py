@@ -108,7 +108,7 @@ def _scale(noise: Tensor | None, source: Tensor, measure: Callable[[Tensor], Ten
     noise, _ = paired(noise, source, images=True)
     scale = measure(noise)
     if not (scale > 0).all():
-        raise ValueError("expected noise that varies from pixel to pixel, found a constant image; leave noise out.")
+        raise ValueError("noise is a constant image, with which nothing varies. Leave noise out.")
     return scale
 
 

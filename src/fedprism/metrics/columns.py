@@ -26,6 +26,6 @@ def same_category(reconstruction: Tensor, source: Tensor) -> Tensor:
 def _same_shape(reconstruction: Tensor, source: Tensor, dimensions: int) -> None:
     if reconstruction.shape != source.shape or source.ndim != dimensions:
         raise ValueError(
-            f"expected two columns of one shape with {dimensions} dimensions, found {tuple(reconstruction.shape)} and "
-            f"{tuple(source.shape)}; pair every reconstruction with one source."
+            f"reconstruction {tuple(reconstruction.shape)} and source {tuple(source.shape)} must have one "
+            f"shape with {dimensions} dimensions."
         )

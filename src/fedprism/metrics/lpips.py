@@ -65,10 +65,10 @@ def lpips(
 def network_for(images: Tensor, net: Net, weights_dir: str | Path | None, allow_download: bool) -> nn.Module:
     """The network that compares such images, on their device; a ValueError where it cannot."""
     if net not in BACKBONES:
-        raise ValueError(f"expected a network out of {', '.join(BACKBONES)}, found '{net}'; name one of these.")
+        raise ValueError(f"no LPIPS network is called '{net}'. Use one of {', '.join(BACKBONES)}.")
     require_size(images, BACKBONES[net].smallest, f"lpips-{net}")
     if images.shape[1] not in (1, 3):
-        raise ValueError(f"expected images of 1 or 3 channels, found {images.shape[1]}; choose the ones to compare.")
+        raise ValueError(f"LPIPS needs images with 1 or 3 channels, not {images.shape[1]}.")
     return _network(net, _locate(BACKBONES[net], weights_dir, allow_download), images.device)
 
 
@@ -125,7 +125,6 @@ def _network(net: Net, weights: Path, device: torch.device) -> nn.Module:
         network.net.load_state_dict({ours: tensors[f"features.{name}"].float() for ours, name in names}, assign=True)
     except (KeyError, RuntimeError, SafetensorError, UnpicklingError) as error:
         raise LpipsUnavailable(
-            f"expected torchvision's {BACKBONES[net].model} in {weights.name}, which could not be read as that "
-            f"({type(error).__name__}); replace the file."
+            f"{weights.name} is not torchvision's {BACKBONES[net].model} ({type(error).__name__}). Replace the file."
         ) from error
     return network.to(device)

@@ -15,16 +15,16 @@ def paired(reconstruction: Tensor, source: Tensor, *, images: bool) -> tuple[Ten
     """Both batches in one floating type of at least single precision, or a ValueError if they cannot be compared."""
     if reconstruction.shape != source.shape:
         raise ValueError(
-            f"expected a reconstruction of the source's shape {tuple(source.shape)}, found "
-            f"{tuple(reconstruction.shape)}; pair every reconstruction with one source."
+            f"the reconstruction has shape {tuple(reconstruction.shape)}, the source "
+            f"{tuple(source.shape)}. Pair every reconstruction with one source."
         )
     if reconstruction.ndim == 0 or (images and reconstruction.ndim != 4):
         expected = "(images, channels, height, width)" if images else "(images, ...)"
-        raise ValueError(f"expected batches of shape {expected}, found {tuple(source.shape)}; reshape both.")
+        raise ValueError(f"batches must have shape {expected}, not {tuple(source.shape)}.")
     if not (reconstruction.is_floating_point() and source.is_floating_point()):
         raise ValueError(
-            f"expected floating-point values from 0 to 1, found {reconstruction.dtype} and {source.dtype}; "
-            "convert both, dividing bytes by 255."
+            f"values must be floating-point numbers from 0 to 1, not {reconstruction.dtype} and "
+            f"{source.dtype}. Divide bytes by 255."
         )
     dtype = torch.promote_types(torch.promote_types(reconstruction.dtype, source.dtype), torch.float32)
     return reconstruction.to(dtype), source.to(dtype)

@@ -35,18 +35,18 @@ def recovery_rate(
     same shape, is what a blank image scores, which has to be beaten too.
     """
     if not isinstance(scores, Tensor):
-        raise ValueError(f"expected scores as a tensor, found {type(scores).__name__}; convert them with torch.tensor.")
+        raise ValueError(f"scores must be a tensor, not {type(scores).__name__}. Convert them with torch.tensor.")
     if scores.ndim not in (1, 2) or len(scores) == 0 or not scores.is_floating_point():
         raise ValueError(
-            f"expected floating-point scores (trials,) or (trials, images) of at least one trial, found {scores.dtype} "
-            f"of shape {tuple(scores.shape)}; give one row a trial."
+            "scores must be floating-point, (trials,) or (trials, images) of at least one trial, not "
+            f"{scores.dtype} of shape {tuple(scores.shape)}."
         )
     if math.isnan(threshold):
-        raise ValueError("expected a threshold to compare scores with, found NaN; give a number.")
+        raise ValueError("the threshold must be a number, not NaN.")
     if floor is not None and floor.shape != scores.shape:
         raise ValueError(
-            f"expected a floor for every score, of shape {tuple(scores.shape)}, found {tuple(floor.shape)}; "
-            "give the score of a blank image against each source."
+            f"floor must have the shape of the scores, {tuple(scores.shape)}, not {tuple(floor.shape)}. "
+            "Give the score of a blank image against each source."
         )
     better = torch.gt if higher_is_better else torch.lt
     recovered = better(scores, threshold)

@@ -64,9 +64,7 @@ def build(name: str, /, *, seed: int | None = None, **kwargs: Any) -> nn.Module:
     with torch.device("meta"):
         count = sum(math.prod(parameter.shape) for parameter in make(**options).parameters())
     if count > MOST_PARAMETERS:
-        raise BadInput(
-            f"expected a model of at most {MOST_PARAMETERS} parameters, found {name} with {count}; give smaller sizes."
-        )
+        raise BadInput(f"{name} would have {count} parameters; the limit is {MOST_PARAMETERS}. Use smaller sizes.")
     model = make(**options) if seed is None else _seeded(lambda: make(**options), whole(seed, "seed", MOST_SEED, 0))
     spec = {key: list(value) if isinstance(value, tuple) else value for key, value in options.items()}
     # Through the instance dictionary, because nn.Module declares attributes to be tensors or modules.
@@ -83,7 +81,7 @@ def spec_of(model: nn.Module) -> ModelSpec | None:
 def uniform_(model: nn.Module, low: float = -0.5, high: float = 0.5, *, seed: int = 0) -> nn.Module:
     """Draw every parameter from U(low, high) in place, as DLG and iDLG do, and return the model."""
     if not -math.inf < low < high < math.inf:
-        raise BadInput(f"expected low < high, both finite, found {shown(low)} and {shown(high)}; give such a range.")
+        raise BadInput(f"bounds must be finite and increase, not {shown(low)} and {shown(high)}.")
     # On the CPU, so that a seed gives the same weights on every device.
     rng = torch.Generator("cpu").manual_seed(whole(seed, "seed", MOST_SEED, 0))
     with torch.no_grad():

@@ -19,9 +19,7 @@ def from_factory(text: str, *, beside: Path | None = None, asked_as: str = "--mo
     """The model that `pkg.module:factory` returns; the module is looked for in the current folder and in `beside`."""
     model = _returned(text, beside, asked_as, "the model")
     if not isinstance(model, nn.Module):
-        raise BadInput(
-            f"expected {asked_as} {text} to return a torch.nn.Module, found {type(model).__name__}; return the model."
-        )
+        raise BadInput(f"{asked_as} {text} must return a torch.nn.Module, not {type(model).__name__}.")
     return model
 
 
@@ -33,8 +31,9 @@ def data_from(text: str, *, beside: Path | None = None) -> Batch:
         data = Batch(*returned)
     if data is None or not isinstance(data.labels, Tensor) or not _are_inputs(data):
         raise BadInput(
-            f"expected data.factory {text} to return inputs (a tensor, a tuple or a dict of tensors) and a tensor of "
-            f"as many labels, found {type(returned).__name__}; return fedprism.Batch(inputs, labels)."
+            f"data.factory {text} must return inputs (a tensor, a tuple or a dict of tensors) and a "
+            f"tensor of as many labels, not {type(returned).__name__}. Return fedprism.Batch(inputs, "
+            "labels)."
         )
     return data
 
@@ -43,9 +42,7 @@ def function_from(text: str, *, beside: Path | None = None, asked_as: str = "los
     """The function that `pkg.module:function` names."""
     function = _imported(text, beside, asked_as, "a function")
     if not callable(function):
-        raise BadInput(
-            f"expected {asked_as} {text} to be a function, found {type(function).__name__}; name a function."
-        )
+        raise BadInput(f"{asked_as} {text} must be a function, not {type(function).__name__}.")
     return function  # type: ignore[no-any-return]
 
 
@@ -71,8 +68,8 @@ def _imported(text: str, beside: Path | None, asked_as: str, what: str, *, call:
         return named() if call else named
     except (Exception, SystemExit) as error:
         raise BadInput(
-            f"expected {asked_as} pkg.module:{'factory' if call else 'function'}, {what}, found "
-            f"'{text}' ({told(error)}); correct the name or the function."
+            f"{asked_as} '{text}' cannot be used ({told(error)}). It takes "
+            f"pkg.module:{'factory' if call else 'function'}, {what}."
         ) from error
     finally:
         for folder in folders:

@@ -34,8 +34,8 @@ def lenet(
     features = width * _quartered(height, pooled) * _quartered(length, pooled)
     if not features:
         raise BadInput(
-            f"expected images of at least 4x4 for a lenet with pools, found {height}x{length}; "
-            "give larger images or downsample='stride'."
+            f"a lenet with pools needs images of at least 4x4, not {height}x{length}. Use larger images "
+            "or downsample='stride'."
         )
     stride = 1 if pooled else 2
     pool = [nn.AvgPool2d(2)] if pooled else []
@@ -63,7 +63,7 @@ def lenet5(
     activate = ACTIVATIONS[choice(activation, "activation", ACTIVATIONS)]
     reduce = nn.MaxPool2d if choice(pool, "pool", ("max", "average")) == "max" else nn.AvgPool2d
     if min(height, length) < 16:
-        raise BadInput(f"expected images of at least 16x16 for a lenet5, found {height}x{length}; give larger images.")
+        raise BadInput(f"lenet5 needs images of at least 16x16, not {height}x{length}. Use larger images.")
     # Each unpadded convolution takes 4 pixels off, each pool halves.
     rows, columns = (((size + 2 * padding - 4) // 2 - 4) // 2 for size in (height, length))
     return nn.Sequential(

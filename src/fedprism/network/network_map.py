@@ -93,7 +93,7 @@ class NetworkMap:
 def blank_batch(observation: Observation, samples: int) -> Inputs:
     """Zeros that the model can be fed, as precise as its parameters."""
     if observation.knowledge.input_shape is None or observation.model is None:
-        raise NotApplicable("expected the model and its input_shape to look into the network; grant both.")
+        raise NotApplicable("looking into the network needs the model and its input_shape. Grant both.")
     parameters = observation.rounds[0].params.values()
     return observation.knowledge.blank(samples, next(tensor for tensor in parameters if tensor.is_floating_point()))
 

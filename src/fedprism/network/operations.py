@@ -80,7 +80,7 @@ def operations_of(
     except (RuntimeError, IndexError, TypeError, ValueError) as error:
         shapes = " and ".join(str(tuple(tensor.shape[1:])) for tensor in tensors_in(inputs))
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise NotApplicable(f"expected the model to accept inputs of shape {shapes}, found: {reason}.") from error
+        raise NotApplicable(f"the model does not accept inputs of shape {shapes}: {reason}.") from error
     return tuple(_with_added_biases(operations)), outputs
 
 

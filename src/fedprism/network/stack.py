@@ -1,7 +1,7 @@
 """A convolutional network as the chain of layers it is: what a server has to know before it chooses its parameters.
 
-The chain is found by watching a forward pass and comparing numbers, so that activations and pools may be modules or
-functions. Networks with branches, such as residual ones, are refused.
+One forward pass under torch's function mode lists the calls that lead from the input to the output, so activations and
+pools may be modules or functions. Networks with branches, such as residual ones, are refused.
 """
 
 from __future__ import annotations
@@ -12,17 +12,21 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
 
 from fedprism.errors import NotApplicable
-from fedprism.network.forward_pass import ModuleCall, same, watch
-from fedprism.types import Update
+from fedprism.network.forward_pass import evaluating, same
+from fedprism.network.torch_calls import TorchCall, is_marked, mark, marked, tensors_in
+from fedprism.types import Update, arguments
 
 USUAL_SIDES = (28, 32, 64, 96, 128, 224, 256)
 """Sides of images, in pixels, that are tried first to find one that the network takes: those of common data sets."""
 MOST_SIDE = 300
 """In pixels: then all sides below this are tried, which bounds the search."""
+IMAGE_AXES = 4
+"""Axes of a batch of images: sample, channel, row, column."""
 
 
 class Pool(NamedTuple):
@@ -86,48 +90,129 @@ class Stack:
         return max(layer.dropout for layer in self.dense)
 
 
+def stack_of(model: nn.Module, params: Update, shape: tuple[int, ...] | None = None) -> Stack:
+    """The network as a chain, watched on an input of `shape`, or of a shape that fits; NotApplicable for others."""
+    shape = shape or _fitting_shape(model, params)
+    inputs = torch.rand(1, *shape, generator=torch.Generator().manual_seed(0)).to(next(iter(params.values())))
+    chain = _Chain(model)
+    for step in _steps(model, params, inputs):
+        chain.add(step)
+    convolutions, dense = tuple(chain.convolutions), tuple(chain.dense)
+    if not convolutions or not dense or chain.features is None:
+        raise NotApplicable(f"{_EXPECTED}, found {len(convolutions)} and {len(dense)} of these; {_INSTEAD}")
+    return Stack(convolutions=convolutions, dense=dense, shape=(shape[0], shape[1], shape[2]), features=chain.features)
+
+
+_EXPECTED = "mkor expects a plain chain of convolutions, activations and pools, then dense layers"
+_INSTEAD = "use class-fishing or gradient-matching for this network."
+
+
+class _Step(NamedTuple):
+    """A call that takes something computed from the input. `layer` is the name of the module whose weight it uses."""
+
+    call: TorchCall
+    layer: str | None
+    fed: Tensor
+    """What it was fed, before it ran: some calls work in place."""
+    returned: Tensor
+    """The same, but for a copy of the numbers."""
+    outputs: Tensor
+
+
+class _Recorder(TorchFunctionMode):
+    """Lists every call of a torch function that takes something computed from the input and returns a tensor."""
+
+    def __init__(self, layers: dict[int, str]) -> None:
+        super().__init__()
+        self.layers, self.steps = layers, list[_Step]()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        call = TorchCall(func, args, kwargs or {})
+        given = list(tensors_in((args, kwargs or {})))
+        if not any(map(is_marked, given)):
+            return call.run()
+        fed = call.data().detach().clone()
+        outputs = call.run()
+        for tensor in tensors_in(outputs):
+            layer = next((self.layers[id(each)] for each in given if id(each) in self.layers), None)
+            self.steps.append(_Step(call, layer, fed, mark(tensor), tensor.detach().clone()))
+        return outputs
+
+
+def _steps(model: nn.Module, params: Update, inputs: Tensor) -> list[_Step]:
+    """The calls that lead from the input to the network's output, in evaluation mode and in the order of execution."""
+    tensors = {**{name: buffer.clone() for name, buffer in model.named_buffers()}, **params}
+    names = {id(tensor): name.rpartition(".")[0] for name, tensor in tensors.items()}
+    with torch.no_grad(), evaluating(model), _Recorder(names) as recorder:
+        args, kwargs = arguments(marked(inputs))
+        wanted = functional_call(model, tensors, args, kwargs)
+    chain = list[_Step]()
+    for step in reversed(recorder.steps):
+        if step.returned is wanted:
+            chain.append(step)
+            wanted = step.call.data()
+            if sum(map(is_marked, tensors_in((step.call.args, step.call.kwargs)))) > 1:
+                raise NotApplicable(f"{_EXPECTED}, found branches that '{step.call.name}' joins; {_INSTEAD}")
+    if not chain:
+        raise NotApplicable(f"{_EXPECTED}, found none that returns one tensor; {_INSTEAD}")
+    return chain[::-1]
+
+
 class _Chain:
     """The chain as far as it was followed."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
         self.convolutions: list[Convolution] = []
         self.dense: list[Dense] = []
+        self.features: tuple[int, int, int] | None = None
+        self.image: torch.Size | None = None
+        """The shape of what was last known to be an image."""
 
-    def activate(self, name: str) -> None:
+    def add(self, step: _Step) -> None:
+        module = None if step.layer is None else self.model.get_submodule(step.layer)
+        name, outputs = step.layer or step.call.name, step.outputs
+        self.image = step.fed.shape if step.fed.dim() == IMAGE_AXES else self.image
+        if isinstance(module, nn.Conv2d) and not self.dense:
+            _check_convolution(name, module)
+            self.convolutions.append(Convolution(name=name, layer=module))
+        elif isinstance(module, nn.Linear):
+            self._add_dense(name, module, step)
+        elif isinstance(module, nn.BatchNorm2d) and self.convolutions and not self.dense:
+            self._change(norm=name)
+        elif module is not None:
+            raise NotApplicable(f"{_EXPECTED}, found '{name}', a {type(module).__name__}; {_INSTEAD}")
+        elif step.call.name in _POOLS:
+            self._pool(_pool_of(step.call))
+        elif step.call.name == "dropout" and self.dense:
+            self._change(dropout=step.call.argument(1, "p"))
+        elif not same(step.fed.flatten(), outputs.flatten()):  # else it only changes the shape
+            self._activate(step)
+
+    def _add_dense(self, name: str, layer: nn.Linear, step: _Step) -> None:
+        if layer.bias is None:
+            raise NotApplicable(f"mkor expects dense layers with biases, found none in '{name}'; {_INSTEAD}")
+        if not self.dense:
+            if self.image is None or math.prod(self.image[1:]) != step.fed.shape[1]:
+                raise NotApplicable(f"{_EXPECTED}, found '{name}' fed with something else than images; {_INSTEAD}")
+            self.features = self.image[1], self.image[2], self.image[3]
+        self.dense.append(Dense(name=name, layer=layer))
+
+    def _activate(self, step: _Step) -> None:
+        activation = next((a for a, function in _ACTIVATIONS.items() if same(function(step.fed), step.outputs)), None)
         layers = self.dense or self.convolutions
-        if not layers or layers[-1].activation != "none":
-            raise NotApplicable(f"{_EXPECTED}, found an activation where there should be none; {_INSTEAD}")
-        self._change(activation=name)
+        if activation is None or not layers or layers[-1].activation != "none":
+            raise NotApplicable(f"{_EXPECTED}, found '{step.call.name}' where none of these can be; {_INSTEAD}")
+        self._change(activation=activation)
 
-    def pool(self, pool: Pool) -> None:
+    def _pool(self, pool: Pool) -> None:
         if self.dense or not self.convolutions:
             raise NotApplicable(
                 f"{_EXPECTED}, found a pool before the first convolution or after a dense layer; {_INSTEAD}"
             )
         self._change(pools=(*self.convolutions[-1].pools, pool))
-
-    def add(self, operation: ModuleCall) -> None:
-        name, module = operation.name, operation.module
-        step = _activation_or_pool(name, module)
-        if isinstance(step, str):
-            self.activate(step)
-        elif isinstance(step, Pool):
-            self.pool(step)
-        elif isinstance(module, nn.Conv2d) and not self.dense:
-            _check_convolution(name, module)
-            self.convolutions.append(Convolution(name=name, layer=module))
-        elif isinstance(module, nn.Linear):
-            if module.bias is None:
-                raise NotApplicable(f"mkor expects dense layers with biases, found none in '{name}'; {_INSTEAD}")
-            self.dense.append(Dense(name=name, layer=module))
-        elif isinstance(module, nn.BatchNorm2d) and self.convolutions and not self.dense:
-            self._change(norm=name)
-        elif isinstance(module, nn.Dropout) and self.dense:
-            self._change(dropout=module.p)
-        elif isinstance(module, nn.Flatten | nn.Identity) or same(operation.inputs, operation.outputs):
-            pass  # an adaptive pool that has nothing to do, for instance
-        else:
-            raise NotApplicable(f"{_EXPECTED}, found '{name}', a {type(module).__name__}; {_INSTEAD}")
 
     def _change(self, **changes: Any) -> None:
         """Change the last layer."""
@@ -135,77 +220,32 @@ class _Chain:
         layers[-1] = replace(layers[-1], **changes)
 
 
-def stack_of(model: nn.Module, params: Update, shape: tuple[int, ...] | None = None) -> Stack:
-    """The network as a chain, watched on an input of `shape`, or of a shape that fits; NotApplicable for others."""
-    shape = shape or _fitting_shape(model, params)
-    inputs = torch.rand(1, *shape, generator=torch.Generator().manual_seed(0)).to(next(iter(params.values())))
-    operations, outputs = watch(model, params, inputs, _innermost(model))
-    if not operations or not same(operations[-1].outputs, outputs):
-        raise NotApplicable(f"{_EXPECTED}, found other operations at its end; {_INSTEAD}")
-    chain, features = _Chain(), None
-    last = image = inputs
-    for operation in operations:
-        activation, pool, fed = _between(last, operation)
-        if activation != "none":
-            chain.activate(activation)
-        if pool is not None:
-            chain.pool(pool)
-        image = fed if fed.dim() == 4 else image
-        if isinstance(operation.module, nn.Linear) and not chain.dense:
-            features = _unflattened(image, operation)
-        chain.add(operation)
-        last = operation.outputs
-        image = last if last.dim() == 4 else image
-    convolutions, dense = tuple(chain.convolutions), tuple(chain.dense)
-    if not convolutions or not dense or features is None:
-        raise NotApplicable(f"{_EXPECTED}, found {len(convolutions)} and {len(dense)} of these; {_INSTEAD}")
-    return Stack(convolutions=convolutions, dense=dense, shape=(shape[0], shape[1], shape[2]), features=features)
-
-
-_EXPECTED = "mkor expects a plain chain of convolutions, activations and pools, then dense layers"
-_INSTEAD = "use class-fishing or gradient-matching for this network."
-
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "none": lambda x: x,
-    "relu": torch.relu,
-    "sigmoid": torch.sigmoid,
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "sigmoid": torch.sigmoid}
+_POOLS = {"max_pool2d": False, "avg_pool2d": True}
+"""Names of torch's functions, and whether they take means."""
+_POOL_ARGUMENTS = {
+    "max_pool2d": ("kernel_size", "stride", "padding", "dilation", "ceil_mode"),
+    "avg_pool2d": ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override"),
 }
-_POOLS: dict[Pool | None, Callable[[Tensor], Tensor]] = {
-    None: lambda x: x,
-    Pool(False, 2, 2, 0): lambda x: F.max_pool2d(x, 2),
-    Pool(False, 3, 2, 0): lambda x: F.max_pool2d(x, 3, 2),
-    Pool(True, 2, 2, 0): lambda x: F.avg_pool2d(x, 2),
-}
+"""What their positional arguments after the input mean."""
 
 
-def _between(last: Tensor, operation: ModuleCall) -> tuple[str, Pool | None, Tensor]:
-    """The activation and the pool between one layer's outputs and the next one's inputs, and these unflattened."""
-    for name, activate in _ACTIVATIONS.items():
-        for pool, reduce in _POOLS.items() if last.dim() == 4 else ((None, _POOLS[None]),):
-            if pool is not None and min(last.shape[2:]) < pool.kernel:
-                continue
-            fed = reduce(activate(last))
-            if same(fed, operation.inputs) or same(fed.flatten(1), operation.inputs):
-                return name, pool, fed
-    raise NotApplicable(f"{_EXPECTED}, found something else before '{operation.name}'; {_INSTEAD}")
+def _pool_of(call: TorchCall) -> Pool:
+    average, sizes = _POOLS[call.name], dict(zip(_POOL_ARGUMENTS[call.name], call.args[1:], strict=False))
+    sizes |= call.kwargs
+    kernel = _side(sizes["kernel_size"])
+    stride = _side(sizes.get("stride") or kernel)
+    padding, dilation = _side(sizes.get("padding", 0)), _side(sizes.get("dilation", 1))
+    if sizes.get("ceil_mode") or dilation != 1 or (average and padding):
+        raise NotApplicable(f"{_EXPECTED}, found a pool of another kind, {sizes}; {_INSTEAD}")
+    return Pool(average, kernel, stride, padding)
 
 
-def _unflattened(image: Tensor, operation: ModuleCall) -> tuple[int, int, int]:
-    """The shape of the features that the first dense layer is fed, (channels, height, width)."""
-    shape = image.shape[1:]
-    if math.prod(shape) != operation.inputs.shape[1]:
-        raise NotApplicable(f"{_EXPECTED}, found '{operation.name}' fed with something else than images; {_INSTEAD}")
-    return shape[0], shape[1], shape[2]
-
-
-def _activation_or_pool(name: str, module: nn.Module) -> str | Pool | None:
-    if isinstance(module, nn.ReLU | nn.Sigmoid):
-        return "relu" if isinstance(module, nn.ReLU) else "sigmoid"
-    if isinstance(module, nn.MaxPool2d) and not module.ceil_mode and module.dilation == 1:
-        return Pool(False, *_squares(name, module))
-    if isinstance(module, nn.AvgPool2d) and not module.ceil_mode and not module.padding:
-        return Pool(True, *_squares(name, module))
-    return None
+def _side(size: int | tuple[int, ...]) -> int:
+    sizes = {size} if isinstance(size, int) else set(size)
+    if len(sizes) != 1:
+        raise NotApplicable(f"mkor expects square pools, found one of {size}; {_INSTEAD}")
+    return sizes.pop()
 
 
 def _check_convolution(name: str, layer: nn.Conv2d) -> None:
@@ -218,31 +258,18 @@ def _check_convolution(name: str, layer: nn.Conv2d) -> None:
         )
 
 
-def _squares(name: str, module: nn.MaxPool2d | nn.AvgPool2d) -> tuple[int, int, int]:
-    sizes = (module.kernel_size, module.stride, module.padding)
-    if not all(isinstance(size, int) or len(set(size)) == 1 for size in sizes):
-        raise NotApplicable(f"mkor expects square pools, found '{name}' ({module}); {_INSTEAD}")
-    kernel, stride, padding = (size if isinstance(size, int) else size[0] for size in sizes)
-    return int(kernel), int(stride), int(padding)
-
-
 def _fitting_shape(model: nn.Module, params: Update) -> tuple[int, int, int]:
     """The shape of a square input that the network takes and whose features need no averaging to fit."""
     first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
     if first is None:
         raise NotApplicable(f"{_EXPECTED}, found no convolution; {_INSTEAD}")
-    shadows = {name: tensor.to("meta") for name, tensor in (*params.items(), *model.named_buffers())}
+    shadows = {name: tensor.to("meta") for name, tensor in (*model.named_buffers(), *params.items())}
     for side in dict.fromkeys((*USUAL_SIDES, *range(4, MOST_SIDE))):
         blank = torch.empty(1, first.in_channels, side, side, device="meta")
         try:
-            operations, _ = watch(model, shadows, blank, _innermost(model))
+            steps = _steps(model, shadows, blank)
         except RuntimeError:
             continue
-        adaptive = [o for o in operations if isinstance(o.module, nn.AdaptiveAvgPool2d | nn.AdaptiveMaxPool2d)]
-        if all(operation.inputs.shape == operation.outputs.shape for operation in adaptive):
+        if all(same(step.fed, step.outputs) for step in steps if step.call.name.startswith("adaptive_")):
             return first.in_channels, side, side
     raise NotApplicable(f"{_EXPECTED}, found none that takes square images of up to {MOST_SIDE} pixels; {_INSTEAD}")
-
-
-def _innermost(model: nn.Module) -> list[nn.Module]:
-    return [module for module in model.modules() if not any(module.children())]

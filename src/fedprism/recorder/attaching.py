@@ -122,8 +122,9 @@ class Recorder:
         """
         if importlib.util.find_spec("flwr") is None:
             raise BadInput(
-                f"expected a strategy or a grid of Flower, found {shown(type(what).__name__)} and no package flwr; pip "
-                'install "fedprism[flower]", or use recorder.round(sent=..., received=...) in a loop of your own.'
+                f"{shown(type(what).__name__)} is neither a strategy nor a grid of Flower, and the package "
+                'flwr is not installed. Run pip install "fedprism[flower]", or use recorder.round(sent=..., '
+                "received=...) in a loop of your own."
             )
         from fedprism.integrations import flower
 
@@ -186,7 +187,7 @@ class Recorder:
         """Copies of the tensors of a model, a state_dict or a list of arrays."""
         state = given.state_dict() if isinstance(given, nn.Module) else given
         if not isinstance(state, Mapping) and not isinstance(state, list | tuple):
-            raise BadInput(f"expected a state_dict, a model or a list of arrays, found {shown(type(given).__name__)}.")
+            raise BadInput(f"give a state_dict, a model or a list of arrays, not {shown(type(given).__name__)}.")
         arrays = state if isinstance(state, Mapping) else by_place(state)
         return named(tensors_of(arrays), self.recording.model)
 

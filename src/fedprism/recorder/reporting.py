@@ -40,7 +40,7 @@ def audited(
     """The page of an audit of this capture."""
     if not (capture / MANIFEST).is_file():
         said = "; ".join(finding.sentence for finding in load_findings(capture)) or "no client answered"
-        raise BadInput(f"expected recorded updates in '{capture.name}', found none ({said}); record another run.")
+        raise BadInput(f"'{capture.name}' holds no recorded updates ({said}). Record another run.")
     grid: dict[str, Any] = {"seeds": [0], **({"attacks": list(attacks)} if attacks is not None else {})}
     chosen = {} if most_updates is None else {"most_updates": most_updates}
     plan = checked_plan(

@@ -41,7 +41,7 @@ def inputs_told(sample: Inputs, model: nn.Module | None) -> dict[str, Any]:
     tensors = [sample] if isinstance(sample, torch.Tensor) else sample
     several = list(tensors.values()) if isinstance(tensors, dict) else list(tensors)
     if not several or not all(isinstance(each, torch.Tensor) and each.dim() > 0 and len(each) for each in several):
-        raise BadInput(f"expected inputs of the model as tensors, found {shown(type(sample).__name__)}; {NO_SAMPLE}.")
+        raise BadInput(f"inputs of the model must be tensors, not {shown(type(sample).__name__)}. {NO_SAMPLE}.")
     if model is not None:
         _check_accepted(sample, model)
     return {"input_shape": shape_of(sample), "input_types": types_of(sample)}
@@ -58,13 +58,11 @@ def _check_accepted(sample: Inputs, model: nn.Module) -> None:
             outputs = predictions(own(*(t.to(place) for t in args), **{n: t.to(place) for n, t in kwargs.items()}))
     except Exception as error:  # whatever a user's model raises
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise BadInput(
-            f"expected a sample that the model accepts, found that it raises {reason}; {NO_SAMPLE}."
-        ) from error
+        raise BadInput(f"the model does not accept the sample: {reason}. {NO_SAMPLE}.") from error
     if outputs.dim() == 0 or len(outputs) != count:
         raise BadInput(
-            f"expected one output for each of {count} samples, found outputs of shape {tuple(outputs.shape)}; "
-            f"{NO_SAMPLE}."
+            f"the model returns outputs of shape {tuple(outputs.shape)} for {count} samples, not one per "
+            f"sample. {NO_SAMPLE}."
         )
 
 

@@ -29,8 +29,7 @@ def write(folder: str | Path, *, show_images: bool | None = None, output: str | 
     audit = load_audit(folder)
     if show_images and not keeps_pictures(audit.plan):
         raise BadInput(
-            "expected an audit that kept samples to show, found that its plan keeps none; add pictures = 8 under "
-            "[scores] and run it again."
+            "This audit kept no samples to show. Add pictures = 8 under [scores] of its plan and run it again."
         )
     return _published(render(audit, show_images=show_images), output, Path(folder) / REPORT)
 

@@ -66,16 +66,16 @@ class Configuration(_Shown):
     key: str
     situation: str
     """The same for all attacks in one setting, which share a ceiling."""
-    cell: TestedSetting
+    cell: Annotated[TestedSetting, Field(validation_alias="configuration")]
     outcomes: dict[str, Count]
     reasons: tuple[str, ...]
     statuses: tuple[str, ...]
     knowledge_used: tuple[str, ...]
     metrics: dict[str, Figure]
-    nulls: dict[str, dict[str, float]]
+    baselines: dict[str, dict[str, float]]
     by_column: dict[str, float]
     samples: Count
-    answered: Count
+    answered: Annotated[Count, Field(validation_alias="returned")]
     labels_leaked: float | None
     residual: float | None
     updates: Count = 0
@@ -126,13 +126,13 @@ def configurations(audit: Audit) -> tuple[Configuration, ...]:
         return tuple(map(_configuration, audit.summary))
     except (ValidationError, TypeError, KeyError, AttributeError, ValueError, RecursionError) as error:
         raise BadInput(
-            "expected configurations in results.json as fedprism audit writes them, found others; run the audit again."
+            "results.json was not written by fedprism audit, or was changed since. Run the audit again."
         ) from error
 
 
 def _configuration(entry: Mapping[str, Any]) -> Configuration:
     """Strictly, as JSON: there lists become tuples without words becoming numbers."""
-    keys = {"key": configuration_key(entry["cell"]), "situation": situation_key(entry["cell"])}
+    keys = {"key": configuration_key(entry["configuration"]), "situation": situation_key(entry["configuration"])}
     return Configuration.model_validate_json(json.dumps({**entry, **keys}))
 
 

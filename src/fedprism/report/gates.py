@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedprism.audit import Audit
 from fedprism.errors import BadInput
@@ -19,7 +19,7 @@ class _Shown(BaseModel):
 
 
 class GateLine(_Shown):
-    """A gate and its result, as results.json states them."""
+    """A check and its result, as results.json states them."""
 
     flag: str
     metric: str
@@ -48,11 +48,11 @@ class GateLine(_Shown):
 
 
 class Concluded(_Shown):
-    """The verdict, which is not computed again here, and the gates; failed gates first."""
+    """The verdict, which is not computed again here, and the checks; failed ones first."""
 
     verdict: Verdict
     weights: str
-    gates: tuple[GateLine, ...]
+    gates: Annotated[tuple[GateLine, ...], Field(validation_alias="checks")]
 
 
 def concluded(audit: Audit) -> Concluded:
@@ -60,7 +60,5 @@ def concluded(audit: Audit) -> Concluded:
     try:
         shown = Concluded.model_validate_json(json.dumps(audit.conclusion))
     except (ValidationError, TypeError, ValueError) as error:
-        raise BadInput(
-            "expected a conclusion in results.json as fedprism audit writes it, found another; run the audit again."
-        ) from error
+        raise BadInput("results.json has no conclusion as fedprism audit writes it. Run the audit again.") from error
     return shown.model_copy(update={"gates": tuple(sorted(shown.gates, key=lambda line: line.passed))})

@@ -206,7 +206,7 @@ def _guesses(rows: Sequence[Configuration], metrics: Sequence[str]) -> list[tupl
     for name, meaning in BASELINES.items():
         ranges = []
         for metric in metrics:
-            values = [row.nulls[metric][name] for row in rows if name in row.nulls.get(metric, {})]
+            values = [row.baselines[metric][name] for row in rows if name in row.baselines.get(metric, {})]
             low, high = (number(metric, min(values)), number(metric, max(values))) if values else ("", "")
             ranges.append(low if low == high else f"{low} to {high}")
         if any(ranges):

@@ -67,7 +67,7 @@ def _values(figure: Figure) -> dict[str, float | str | None]:
 
 
 def _words(metric: str, figure: Figure) -> str:
-    guess = "" if figure.null is None else f", a guess: {number(metric, figure.null)}"
+    guess = "" if figure.baseline is None else f", a guess: {number(metric, figure.baseline)}"
     return f"{label(metric)} {figure_in_words(metric, figure)}{guess}"
 
 

@@ -65,7 +65,7 @@ def load_kept(folder: Path) -> tuple[ProtocolFinding, ...]:
             raise ValueError("too large")
         read = _File.model_validate(json.loads(path.read_bytes())).findings
     except (OSError, ValueError, RecursionError, ValidationError) as error:
-        raise BadInput(f"expected {FILE} of {FORMAT}, found another file; remove it or run the audit again.") from error
+        raise BadInput(f"{FILE} is not a file of {FORMAT}. Remove it, or run the audit again.") from error
     return tuple(sorted(read, key=lambda each: each.severity != "serious"))
 
 

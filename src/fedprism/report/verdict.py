@@ -220,8 +220,8 @@ def _example(row: Configuration, metric: str) -> str:
     if metric in row.metrics:
         figure = row.metrics[metric]
         words.append(f"mean {label(metric)} {figure_in_words(metric, figure)}")
-        if figure.null is not None:
-            words.append(f"a guess: {number(metric, figure.null)}")
+        if figure.baseline is not None:
+            words.append(f"a guess: {number(metric, figure.baseline)}")
     return f" ({', '.join(words)})"
 
 

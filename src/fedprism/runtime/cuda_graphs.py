@@ -49,9 +49,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         if self.memory is not None and self.memory < 1:
-            raise BadInput(
-                f"expected at least one byte of memory, found {self.memory}; leave it out to use what is there."
-            )
+            raise BadInput(f"memory must be at least one byte, not {self.memory}. Leave it out to use what is there.")
 
     @contextmanager
     def settings(self) -> Iterator[None]:

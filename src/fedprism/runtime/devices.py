@@ -21,6 +21,6 @@ def pick(device: str | torch.device | None = None) -> torch.device:
             raise  # it is there, and full
         reason = str(error).splitlines()[0].rstrip(".")
         raise BadInput(
-            f"expected a device of this machine, found '{device}' ({reason}); leave it out to take the best there is."
+            f"this machine has no device '{device}' ({reason}). Leave it out to use the best there is."
         ) from error
     return chosen

@@ -76,9 +76,9 @@ class Processes(EvaluableRepr):
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
-            raise BadInput(f"expected at least 1 worker, found {self.workers}; leave it out for one a core.")
+            raise BadInput(f"workers must be at least 1, not {self.workers}. Leave it out for one per core.")
         if self.timeout is not None and not self.timeout > 0:
-            raise BadInput(f"expected a timeout above 0 seconds, found {self.timeout}; leave it out for none.")
+            raise BadInput(f"timeout must be above 0 seconds, not {self.timeout}. Leave it out for none.")
 
     def run(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Outcomes[Result]:
         size, limit, queue = self.workers or _cores(), self.timeout or math.inf, enumerate(tasks)
@@ -120,15 +120,13 @@ class RayCluster(EvaluableRepr):
 
     def __post_init__(self) -> None:
         if not 0 <= self.gpus < math.inf:
-            raise BadInput(f"expected gpus to be a number of at least 0, found {self.gpus}; 1 is a whole one.")
+            raise BadInput(f"gpus must be a number of at least 0, not {self.gpus}. 1 is a whole one.")
 
     def run(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Outcomes[Result]:
         try:
             import ray
         except ImportError as missing:
-            raise BadInput(
-                'expected the package ray for RayCluster, found none; pip install "fedprism[ray]" or use Processes().'
-            ) from missing
+            raise BadInput('Ray is not installed. Run pip install "fedprism[ray]", or use Processes().') from missing
         connected = ray.is_initialized()
         if not connected:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # an audit tells nobody that it runs
@@ -142,8 +140,8 @@ class RayCluster(EvaluableRepr):
                 )
             except (OSError, RuntimeError, ValueError) as error:
                 raise BadInput(
-                    f"expected a Ray cluster at {self.address or 'this machine'}, found none ({_one_line(error)}); "
-                    "start one there, or use Processes()."
+                    f"no Ray cluster at {self.address or 'this machine'} ({_one_line(error)}). Start one there, "
+                    "or use Processes()."
                 ) from error
         waiting: dict[Any, int] = {}
         try:

@@ -27,7 +27,7 @@ _limit: ContextVar[MemoryLimit | None] = ContextVar("fedprism_memory_limit", def
 def limited_to(fraction: float) -> Iterator[MemoryLimit]:
     """Inside the block, work on this fraction of the usual amount at a time."""
     if not 0 < fraction <= 1:
-        raise ValueError(f"expected a fraction above 0 and at most 1, found {fraction}; 1 is the usual amount.")
+        raise ValueError(f"the share of memory must be above 0 and at most 1, not {fraction}. 1 is the usual amount.")
     limit = MemoryLimit(fraction)
     token = _limit.set(limit)
     try:

@@ -67,9 +67,7 @@ def save_truth(truth: Truth, folder: str | os.PathLike[str]) -> Path:
     """Write the truth into a folder of its own, never into a capture's."""
     target = Path(folder)
     if (target / "capture.json").exists():
-        raise BadInput(
-            f"expected a folder of its own for the truth, found the capture '{target.name}'; choose another."
-        )
+        raise BadInput(f"'{target.name}' is a capture; the ground truth needs a folder of its own. Choose another.")
     about = _About(
         format="fedprism-truth/1",
         owners=truth.owners,
@@ -92,18 +90,20 @@ def save_truth(truth: Truth, folder: str | os.PathLike[str]) -> Path:
 def whole_truth(folder: Path) -> Truth:
     """Read and check what `save_truth` wrote."""
     path = folder / FILE
+    if not path.is_file():
+        raise BadInput(f"'{folder.name}' has no {FILE}. Give a folder with ground truth.")
     file = TensorFile(path)
     file.check_finite()
     try:
         with safe_open(str(path), framework="pt") as opened:
             about = _About.model_validate_json((opened.metadata() or {}).get("about", ""))
     except ValidationError as error:
-        raise BadInput(f"expected the truth's own description in {FILE}, found another; write it again.") from error
+        raise BadInput(f"{FILE} does not hold a ground truth as fedprism writes it.") from error
     extras = {name for name in file if name == "participation" or name.startswith("updates.")}
     inputs = from_names({name: file[name] for name in file if name.split(".")[0] == "inputs"})
     read = {"labels", *(by_name(inputs) if inputs is not None else ())}
     if inputs is None or set(file) - extras != read or not _as_many(inputs, file["labels"], len(about.owners)):
-        raise BadInput(f"expected as many inputs as labels and owners in {FILE}, found otherwise; write it again.")
+        raise BadInput(f"{FILE} needs as many inputs as labels and owners.")
     return Truth(
         inputs=inputs,
         labels=file["labels"],
@@ -124,7 +124,7 @@ def _participation(file: TensorFile) -> Tensor | None:
     if "participation" not in file:
         return None
     if file.dtype("participation") != torch.bool or len(file.shape("participation")) != 2:
-        raise BadInput(f"expected participation as (rounds, clients) bool in {FILE}, found otherwise; write it again.")
+        raise BadInput(f"participation in {FILE} must be (rounds, clients) of bool.")
     return file["participation"]
 
 
@@ -137,6 +137,6 @@ def _updates(file: TensorFile, clients: int) -> tuple[Update | None, ...]:
         if field != "updates":
             continue
         if not number.isdecimal() or int(number) >= clients:
-            raise BadInput(f"expected updates of {clients} clients in {FILE}, found another; write it again.")
+            raise BadInput(f"{FILE} must hold the updates of {clients} clients.")
         updates[int(number)][name] = file[key]
     return tuple(update or None for update in updates)

@@ -41,7 +41,12 @@ class Interval(NamedTuple):
     high: float
 
 
-NOTHING_LEARNED = "no better than always answering with the most frequent class; train longer or at another rate"
+NOTHING_LEARNED = (
+    "not clearly better than always answering with the most frequent class; train longer or at another rate"
+)
+CLEARLY = 2.0
+"""Standard deviations of the accuracy by which a model must beat that answer: of so many test samples, luck makes less
+difference in about 98 of 100 cases."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,11 +77,11 @@ class Utility:
         """Where the mean of ever more seeds would lie, at 95% (Student's t); None for fewer than five seeds."""
         return seed_interval(self.accuracies, Interval(0.0, 1.0))
 
-    def record(self, cell: Mapping[str, object] | None = None) -> Record:
-        """The line of a result; `cell` says what else was trained: network, data, settings."""
+    def record(self, run: Mapping[str, object] | None = None) -> Record:
+        """The line of a result; `run` says what else was trained: network, data, settings."""
         return Record(
             kind="utility",
-            cell={"defense": repr(self.defense), "steps": self.steps, **(cell or {})},
+            run={"defense": repr(self.defense), "steps": self.steps, **(run or {})},
             scores={
                 "accuracy": self.accuracies,
                 "seeds": self.seeds,
@@ -140,14 +145,14 @@ def measure(
         augment=augment,
     )
     if not seeds:
-        raise BadInput("expected at least one seed, found none; three show how much accuracies vary.")
+        raise BadInput("give at least one seed. Three show how much accuracies vary.")
     if not 0 < delta < 1:
-        raise BadInput(f"expected delta between 0 and 1, found {delta}; 1e-5 is common, one over the data size most.")
+        raise BadInput(f"delta must be between 0 and 1, not {delta}. 1e-5 is common, one over the data size the most.")
     whole(timed_steps, "timed_steps", 10**6, 0)
     place, accuracies, strayed = devices.pick(device), list[float](), list[int]()
     _check(_network(model, seeds[0]), train, test, loss)
     if len(train) < clients:
-        raise BadInput(f"expected a sample for each of {clients} clients, found {len(train)}; give more data.")
+        raise BadInput(f"{clients} clients need a sample each, but there are {len(train)}. Give more data.")
     for number, seed in enumerate(seeds):
         done, total = number * epochs, len(seeds) * epochs
         network = fit(_network(model, seed), train, defense, schedule, seed=seed, device=place, done=done, total=total)
@@ -176,7 +181,8 @@ def _status(accuracies: Sequence[float], strayed: Sequence[int], test: Batch) ->
         return f"training diverged with seed {', '.join(map(str, strayed))}; lower lr"
     counted = test.labels[test.labels != IGNORED_LABEL] if not is_soft(test.labels) else test.labels.argmax(1)
     guessing = float(counted.long().flatten().bincount().max()) / counted.numel()
-    return NOTHING_LEARNED if statistics.fmean(accuracies) <= guessing else ""
+    luck = math.sqrt(guessing * (1 - guessing) / counted.numel())
+    return NOTHING_LEARNED if statistics.fmean(accuracies) <= guessing + CLEARLY * luck else ""
 
 
 def _network(model: nn.Module | Factory, seed: int) -> nn.Module:
@@ -273,11 +279,11 @@ def _check(model: nn.Module, train: Batch, test: Batch, loss: str | LossFn) -> N
     """Both sets are fit to be fed to the model, one sample of each is, and every label is one of its classes."""
     for name, data in (("train", train), ("test", test)):
         if not isinstance(data.labels, Tensor):
-            raise BadInput(f"expected labels in {name}, found {shown(data.labels)}; give Batch(inputs, labels).")
+            raise BadInput(f"{name} has no labels, but {shown(data.labels)}. Give Batch(inputs, labels).")
         if len(data) == 0 or len(data) != len(data.labels):
             raise BadInput(
-                f"expected as many labels as inputs and at least one of each in {name}, found {len(data)} "
-                f"inputs and {len(data.labels)} labels; check that set."
+                f"{name} has {len(data)} inputs and {len(data.labels)} labels; it needs as many of each, and "
+                "at least one."
             )
         outputs = _outputs(model, data, name)
         if name_of(loss) == "binary_cross_entropy":
@@ -305,15 +311,16 @@ def _check_classes(outputs: Tensor, labels: Tensor, name: str) -> None:
     answers = outputs.shape[:at] + outputs.shape[at + 1 :]
     if not soft and (labels.dtype != torch.int64 or few.shape != answers):
         raise BadInput(
-            f"expected labels of {name} as whole numbers (int64), one for each answer, or soft rows (batch, classes), "
-            f"found {labels.dtype} of shape {tuple(labels.shape)}; convert with labels.long()."
+            f"labels of {name} must be whole numbers (int64), one per output, or soft rows (batch, "
+            f"classes), not {labels.dtype} of shape {tuple(labels.shape)}. Convert them with "
+            "labels.long()."
         )
     classes, counted = outputs.shape[at], labels if soft else labels[labels != IGNORED_LABEL]
     lowest, highest = (0, labels.shape[1] - 1) if soft else map(int, counted.aminmax())
     if highest >= classes or lowest < 0:
         raise BadInput(
-            f"expected labels of {name} from 0 to {classes - 1}, the model's classes, found them from {lowest} to "
-            f"{highest}; change the model or the labels."
+            f"labels of {name} go from {lowest} to {highest}, but the model has the classes 0 to "
+            f"{classes - 1}. Change the model or the labels."
         )
 
 
@@ -326,6 +333,6 @@ def _outputs(model: nn.Module, data: Batch, name: str) -> Tensor:
             return predictions(copy.deepcopy(model).cpu().eval()(*args, **kwargs))
     except RuntimeError as error:
         raise BadInput(
-            f"expected inputs of {name} that the model accepts, found {types_of(data.inputs)} of shape "
-            f"{shape_of(data.inputs)} ({told(error)}); change the model or the data."
+            f"the model does not accept the inputs of {name}, {types_of(data.inputs)} of shape "
+            f"{shape_of(data.inputs)} ({told(error)}). Change the model or the data."
         ) from error

@@ -59,8 +59,8 @@ class Schedule:
         whole(self.clients, "clients", MOST_CLIENTS)
         if not (0 < self.lr < math.inf and 0 <= self.momentum < 1 and 0 <= self.weight_decay < math.inf):
             raise BadInput(
-                f"expected lr above 0, momentum in [0, 1) and weight_decay of at least 0, found {self.lr}, "
-                f"{self.momentum} and {self.weight_decay}; change the one that is out of range."
+                f"lr must be above 0, momentum in [0, 1) and weight_decay at least 0, not {self.lr}, "
+                f"{self.momentum} and {self.weight_decay}."
             )
 
     def client_batch(self, samples: int) -> int:
@@ -113,7 +113,7 @@ class Run:
         self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
         if not self.trained:
-            raise BadInput("expected at least one parameter to train, found all frozen; unfreeze a layer.")
+            raise BadInput("the model has no parameter to train: all are frozen. Unfreeze a layer.")
         # Batch norm writes into the buffers it is given: here they are the model's own, as training is to do.
         self.held: Update = {**self.frozen, **dict(model.named_buffers())}
         self.rng, self.order = generator(seed, "defense"), generator(seed, "order")

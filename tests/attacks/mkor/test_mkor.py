@@ -504,7 +504,7 @@ def test_the_lattice_of_vgg16() -> None:
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        (lambda: fp.models.build("resnet18", classes=10), "biases"),
+        (lambda: fp.models.build("resnet18", classes=10), "branches"),
         (lambda: fp.models.build("fc2", input_shape=(3, 32, 32)), "no convolution"),
         (lambda: chain(channels=(4, 8)), "at least 6 channels"),
         (lambda: chain(hidden=8, classes=10), "nodes a class"),

@@ -15,9 +15,7 @@ from fedprism.errors import BadInput
 try:
     import flwr
 except ImportError as missing:
-    raise BadInput(
-        'expected the package flwr for fedprism.integrations.flower, found none; pip install "fedprism[flower]".'
-    ) from missing
+    raise BadInput('Flower is not installed. Run: pip install "fedprism[flower]"') from missing
 
 from fedprism.integrations.flower.attaching import SOURCE, attached
 from fedprism.integrations.flower.mods import DefenseMod, InspectionMod

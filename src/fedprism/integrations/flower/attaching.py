@@ -33,8 +33,8 @@ def attached(recording: Recording, what: Any, strategy: object | None = None) ->
         _attach(recording, what)
         return what
     raise BadInput(
-        f"expected a strategy or a grid of Flower, found {shown(type(what).__name__)}; in a loop of your own use "
-        "recorder.round(sent=..., received=...)."
+        f"{shown(type(what).__name__)} is neither a strategy nor a grid of Flower. In a loop of your "
+        "own use recorder.round(sent=..., received=...)."
     )
 
 
@@ -44,7 +44,7 @@ def _attach(recording: Recording, strategy: Any) -> None:
     ask, take = ("configure_train", "aggregate_train") if of_messages else ("configure_fit", "aggregate_fit")
     asks, takes = getattr(strategy, ask), getattr(strategy, take)
     if hasattr(asks, "asked_without_recorder"):
-        raise BadInput("expected a strategy that is not recorded yet, found one that is; wrap it once.")
+        raise BadInput("this strategy is already recorded. Wrap it once.")
     following: Any = (Following if of_messages else FollowingFit)(recording, strategy)
 
     @functools.wraps(asks)
@@ -58,13 +58,13 @@ def _attach(recording: Recording, strategy: Any) -> None:
     @functools.wraps(takes)
     def taken(server_round: int, replies: Iterable[Message], *rest: Any, **named: Any) -> Any:
         received = list(replies)
-        with recording.guarded(f"what came back in round {server_round}"):
+        with recording.guarded(f"the answers of round {server_round}"):
             following.incoming(received)
         return takes(server_round, received, *rest, **named)
 
     @functools.wraps(takes)
     def taken_of_fit(server_round: int, results: Any, failures: Any, *rest: Any, **named: Any) -> Any:
-        with recording.guarded(f"what came back in round {server_round}"):
+        with recording.guarded(f"the answers of round {server_round}"):
             following.incoming(results, failures, server_round)
         return takes(server_round, results, failures, *rest, **named)
 
@@ -114,7 +114,7 @@ class RecordingGrid:
             self.following.outgoing(messages)
 
     def _comes_back(self, replies: list[Message]) -> None:
-        with self.following.recording.guarded("what came back"):
+        with self.following.recording.guarded("the answers"):
             self.following.incoming(replies)
 
     def __getattr__(self, name: str) -> Any:

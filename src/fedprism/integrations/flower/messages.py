@@ -57,8 +57,8 @@ def model_in(message: Message, model: nn.Module | None) -> dict[str, Tensor]:
     carried = carried_by(message, model)
     if carried.others:
         raise BadInput(
-            f"expected one model in a message, found arrays beside it ({' and '.join(carried.others)}); send what "
-            "belongs to the model in one ArrayRecord."
+            f"a message holds arrays beside the model ({' and '.join(carried.others)}). Send what belongs "
+            "to the model in one ArrayRecord."
         )
     return carried.model
 

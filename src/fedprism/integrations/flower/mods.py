@@ -40,8 +40,8 @@ class DefenseMod:
             stages = [name for name in OTHER_STAGES if member.overrides(name)]
             if stages:
                 raise BadInput(
-                    f"expected a defense that acts on the update alone, found {member!r}, which acts in "
-                    f"{' and '.join(stages)}; apply it in the client's training."
+                    f"{member!r} acts in {' and '.join(stages)}, not on the update alone. Apply it in the "
+                    "client's training."
                 )
         self.defense = defense
         self.model = model
