@@ -133,8 +133,9 @@ class Knowledge(ShortRepr):
     an optimizer that is not known may be any.
 
     Of R rounds and C clients: participation (R, C) bool, cohort_sizes (R,), windows (W, R) bool which rounds a window
-    holds, counts (C, W) how often a client took part in each, NaN or -1 where unknown. Clients are called client-0,
-    client-1, ... in the order of the columns unless participants are named.
+    holds, counts (C, W) how often a client took part in each, NaN or -1 where unknown; `count_release` says how they
+    were changed before they were reported, None not at all. Clients are called client-0, client-1, ... in the order of
+    the columns unless participants are named.
     """
 
     input_shape: InputShape | None = None
@@ -155,6 +156,7 @@ class Knowledge(ShortRepr):
     public_data: Batch | None = None
     windows: Tensor | None = None
     counts: Tensor | None = None
+    count_release: Any = None
     participation: Tensor | None = None
     cohort_sizes: Tensor | None = None
     mixing: Update | None = None

@@ -12,7 +12,7 @@ from fedprism.audit.entries import AttackEntry, DefenseEntry, ThreatEntry
 from fedprism.audit.materials import Materials
 from fedprism.audit.plan import Plan, RecordedPart
 from fedprism.errors import FedprismError, NotApplicable
-from fedprism.inputs import shape_of, types_of
+from fedprism.inputs import shape_of, types_of, values_in
 from fedprism.network.batchnorm import batchnorm_layers
 from fedprism.network.lookups import coded_pass
 from fedprism.network.network_map import network_map
@@ -180,15 +180,13 @@ def lacking(attack: Attack, capture: Observation) -> str | None:
 
 
 def _has_sums(probe: Observation, plan: Plan) -> bool:
-    """Whether there are sums of several rounds, and something that says who took part in them."""
+    """Whether there are sums of several rounds of one model."""
     federation = plan.federation
     if plan.captures is None:
         several = max(plan.grid.clients) > 1 and federation.rounds > 1
-        return several and federation.frozen and federation.window is not None
-    known, rounds = probe.knowledge, probe.rounds
-    counted = known.participation is not None or (known.windows is not None and known.counts is not None)
-    named = all(round.participants is not None for round in rounds)
-    return len(rounds) > 1 and any(round.clients > 1 for round in rounds) and (counted or named)
+        return several and federation.frozen
+    rounds = probe.rounds
+    return len(rounds) > 1 and any(round.clients > 1 for round in rounds)
 
 
 def _normalises(probe: Observation) -> bool:
@@ -201,10 +199,10 @@ def _at_few_places(probe: Observation) -> bool:
 
     A dense layer with a bias that is fed the input as a whole does not count: dense-inversion reads it.
     """
-    first = probe.rounds[0]
+    first, entries = probe.rounds[0], values_in(probe.knowledge.blank(1))
     for layer in placed_layers(probe):
         operation, places = layer.operation, len(layer.entries)
-        divisible = places == 1 and operation.bias in first.update
+        divisible = places == 1 and layer.entries.numel() == entries and operation.bias in first.update
         if operation.weight in first.update and not divisible and places <= len(operation.rows(first.params)):
             return True
     return False

@@ -61,7 +61,7 @@ METRICS: dict[str, Metric] = {
     "avd": Metric(avd, "absolute variation distance of edges, 1 for noise; compare with that of a blank image"),
     "avd-second-order": Metric(avd_second_order, "absolute variation distance with second differences, 1 for noise"),
     "avd-entropy": Metric(
-        avd_entropy, "difference of the entropies of the absolute variation, 0 where it is equally concentrated"
+        avd_entropy, "relative entropy of the absolute variations, 0 if all edges are as strong as the source's"
     ),
 } | {
     f"lpips-{net}": Metric(

@@ -37,6 +37,7 @@ HELD_OUT = 5
 CLIENT_IMAGES = 128
 """The most images of 224 x 224 that one client puts through VGG-16 at once: more need more memory than a GPU has."""
 VGG_FILE = "vgg16_features_fp16.safetensors"
+CHANNELS, QUICK_CHANNELS = 512, 32  # behind the last convolution
 QUICK_EPOCHS = 2  # of a quick victim's training
 QUICK_CROPS = 48  # per photograph
 QUICK_HELD_OUT = 16  # crops per photograph that are attacked
@@ -75,6 +76,10 @@ class Victim:
         more = batch[: size - len(batch)]
         inputs = torch.cat([batch.tensor, more.tensor.flip(3)])
         return fp.Batch(to_inputs(inputs, self.normalization), torch.cat([batch.labels, more.labels]))
+
+    def drawn(self, size: int, rng: torch.Generator) -> Tensor:
+        """Numbers of the images in the batch that `draw` makes of the same size and generator."""
+        return torch.randperm(len(self.images), generator=rng)[:size]
 
     @property
     def dense_layer(self) -> str:
@@ -153,7 +158,7 @@ def vgg16_imagenet(settings: Settings, *, pool: int = 7, frozen: bool = False) -
         convolutions.requires_grad_(False)
     note = (
         f"VGG-16: convolutions trained on ImageNet{', frozen' if frozen else ''}, dense layers fresh (seeded), no "
-        f"dropout, {512 * pool * pool:,} features; {len(images):,} photographs of ImageNet."
+        f"dropout, {CHANNELS * pool * pool:,} features; {len(images):,} photographs of ImageNet."
     )
     return Victim(
         name="ImageNet",
@@ -171,17 +176,20 @@ def cnn_photos(settings: Settings, *, pool: int = 8, frozen: bool = False) -> Vi
     images = fp.data.load("photos", size=32, crops=QUICK_HELD_OUT)
     with seeded_layers(generator(settings.seed, "network")):
         convolutions = nn.Sequential(
-            nn.Conv2d(3, 16, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.ReLU()
+            nn.Conv2d(3, 16, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(16, QUICK_CHANNELS, 3, stride=2, padding=1),
+            nn.ReLU(),
         )
         dense = nn.Sequential(
-            nn.Flatten(), nn.Linear(32 * pool * pool, WIDTH), nn.ReLU(), nn.Linear(WIDTH, images.classes)
+            nn.Flatten(), nn.Linear(QUICK_CHANNELS * pool * pool, WIDTH), nn.ReLU(), nn.Linear(WIDTH, images.classes)
         )
     _make_sparse(convolutions, to_inputs(_everything(images).tensor, IMAGENET))
     if frozen:
         convolutions.requires_grad_(False)
     note = (
         f"Quick: a small untrained convolutional network{', convolutions frozen,' if frozen else ''} with "
-        f"{32 * pool * pool:,} features, its thresholds set so that {QUICK_ACTIVE:.0%} of the outputs are "
+        f"{QUICK_CHANNELS * pool * pool:,} features, its thresholds set so that {QUICK_ACTIVE:.0%} of the outputs are "
         f"above zero as in VGG-16; {len(images)} crops of the embedded photographs."
     )
     return Victim(
@@ -259,7 +267,7 @@ def _make_sparse(layers: nn.Sequential, inputs: Tensor) -> None:
 def _repooled(model: nn.Module, pool: int, seed: int) -> nn.Module:
     """The same network with its features averaged to pool x pool, and a first dense layer to fit."""
     dense = list(model.get_submodule("classifier").children())
-    first = nn.Linear(512 * pool * pool, 4096)
+    first = nn.Linear(CHANNELS * pool * pool, 4096)
     with torch.no_grad():
         first.weight.normal_(0, 0.01, generator=generator(seed, "pooled layer"))  # as torchvision initialises it
         first.bias.zero_()
