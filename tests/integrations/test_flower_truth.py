@@ -111,7 +111,7 @@ def test_clients_behind_secure_aggregation_keep_theirs(tmp_path: Path) -> None:
 
 
 def test_a_mod_that_is_not_listed_says_so(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"write @app.train\(mods="):
+    with pytest.raises(BadInput, match=r"Write @app.train\(mods="):
         flower.TruthMod(tmp_path).keep(torch.zeros(1, 2), torch.zeros(1))
 
 
@@ -121,4 +121,4 @@ def test_a_full_disk_does_not_end_the_training(tmp_path: Path, caplog: pytest.Lo
     kept = flower.TruthMod(tmp_path / "truth")
     start(strategy, LocalGrid(message_app([kept], kept=kept), 3))
     assert len(fp.captures.load(tmp_path / "run").rounds) == 3
-    assert "the truth of round 1 is not kept" in caplog.text
+    assert "the ground truth of round 1 is not kept" in caplog.text

@@ -56,7 +56,7 @@ class TruthMod:
             return call_next(message, context)
         index = round_of(message)
         if index is None:
-            log.warning("the truth of this round is not kept: the server's message does not tell the round")
+            log.warning("the ground truth of a round is not kept: the server's message does not number it")
             return call_next(message, context)
         client, run = str(message.metadata.dst_node_id)[:MOST_NAME], message.metadata.run_id
         before = _TRAINING.set(_Training(f"run-{run}", client, index))
@@ -69,10 +69,8 @@ class TruthMod:
         """Keep a batch of the round that is going on; what cannot be written is a warning, and the training goes on."""
         training = _TRAINING.get()
         if training is None:
-            raise BadInput(
-                "expected a call from a training function that has this mod, found none; write @app.train(mods=[...])."
-            )
+            raise BadInput("keep works only in a training function that has this mod. Write @app.train(mods=[...]).")
         try:
             keep_truth(self.folder / training.run, Batch(inputs, labels), client=training.client, round=training.round)
         except (FedprismError, OSError) as error:
-            log.warning("the truth of round %d is not kept: %s", training.round, error)
+            log.warning("the ground truth of round %d is not kept: %s", training.round, error)
