@@ -200,7 +200,7 @@ def _sample(audit: Audit, kept: Kept, place: str) -> Sample:
     common = {"place": place, "seed": kept.seed, "scores": ", ".join(shown), "answered": answered}
     if audit.columns is not None:
         return Sample(**common, fields=_fields(audit.columns, original, recovered))  # type: ignore[arg-type]
-    if _are_tokens(recovered):
+    if recovered.dtype == torch.int64:
         texts = {"recovered_text": _as_text(recovered) if answered else ""}
         return Sample(**common, **texts, original_text="" if original is None else _as_text(original))  # type: ignore[arg-type]
     return Sample(
