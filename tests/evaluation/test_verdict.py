@@ -90,7 +90,7 @@ def test_a_ceiling_that_an_attack_exceeds_is_no_bound() -> None:
 
 def test_the_evidence_is_named() -> None:
     assert "residual of 0.4" in because([Row(residual=0.9), Row()])
-    assert "unknown (no ceiling)" in because([Row()])
+    assert "no ceiling is known" in because([Row()])
     assert "other samples" in because([Row(residual=0.01)])
     assert "ceiling 28.0 dB (95% confidence)" in because([Row(ceiling=bound(28.0))])
     assert because([Row(ceiling=bound(12.0))]) == (
