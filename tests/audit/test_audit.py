@@ -422,7 +422,7 @@ def test_a_negative_share_of_a_gpu_is_refused() -> None:
 )
 def test_a_folder_that_is_none_is_one_sentence(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "results.json").write_bytes(content)
-    with pytest.raises(BadInput, match="expected"):
+    with pytest.raises(BadInput, match="fedprism-audit/2"):
         load_audit(tmp_path)
 
 

@@ -342,7 +342,7 @@ class TestLpips:
                 lpips(*image_pairs(1, 3, 32, 32), net="alex", weights_dir=tmp_path)
 
     def test_other_refusals(self) -> None:
-        with pytest.raises(ValueError, match="called 'resnet'. Use one of vgg, alex, squeeze"):
+        with pytest.raises(ValueError, match=r"called 'resnet'\. Use one of vgg, alex, squeeze"):
             lpips(*image_pairs(1, 3, 32, 32), net="resnet")  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="1 or 3 channels, not 4"):
             lpips(*image_pairs(1, 4, 32, 32))

@@ -72,13 +72,13 @@ def test_truth_and_captures_keep_apart(tmp_path: Path) -> None:
 
 
 def test_what_does_not_belong_to_the_recording_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="found neither"):
+    with pytest.raises(BadInput, match="holds neither"):
         fp.load_truth(tmp_path)
     path = fp.keep_truth(tmp_path, DIGITS.batch([0]), client="a", round=1)
     with pytest.raises(BadInput, match=r"load_truth\(folder, observation\)"):
         fp.load_truth(tmp_path)
-    with pytest.raises(BadInput, match="found none; point at the folder that was kept in the same run"):
+    with pytest.raises(BadInput, match="Give the folder that was kept in the same run"):
         fp.load_truth(tmp_path, recording((1, {"b": 1}), (2, {"a": 1})))
     save_file({"inputs": torch.rand(1, 2), "labels": torch.zeros(1)}, path)
-    with pytest.raises(BadInput, match="found another file"):
+    with pytest.raises(BadInput, match="is not a batch that a client kept"):
         fp.load_truth(tmp_path, recording((1, {"a": 1})))

@@ -46,7 +46,7 @@ class TruthMod:
             return call_next(message, context)
         index = round_of(message)
         if index is None:
-            log.warning("the truth of this round is not kept: the server's message does not tell the round")
+            log.warning("the ground truth of this round is not kept: the server's message does not state the round")
             return call_next(message, context)
         with self._in_round(str(message.metadata.dst_node_id)[:MOST_NAME], index):
             return call_next(message, context)
@@ -55,14 +55,12 @@ class TruthMod:
         """Keep a batch of the round that is going on; what cannot be written is a warning, and the training goes on."""
         training = self._training.get()
         if training is None:
-            raise BadInput(
-                "expected a call from a training function that has this mod, found none; write @app.train(mods=[...])."
-            )
+            raise BadInput("no training function called this with its mod. Write @app.train(mods=[...]).")
         client, index = training
         try:
             keep_truth(self.folder, Batch(inputs, labels), client=client, round=index)
         except (FedprismError, OSError) as error:
-            log.warning("the truth of round %d is not kept: %s", index, error)
+            log.warning("the ground truth of round %d is not kept: %s", index, error)
 
     @contextmanager
     def _in_round(self, client: str, index: int) -> Iterator[None]:
