@@ -116,13 +116,13 @@ def test_captures_carry_it(told: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"mapping": torch.full((6, 3), 10**12)}, "mapping as int64"),
-        ({"mapping": torch.full((6, 3), -1)}, "mapping as int64"),
-        ({"mapping": torch.zeros(6, 3)}, "mapping as int64"),
+        ({"mapping": torch.full((6, 3), 10**12)}, "mapping must be int64"),
+        ({"mapping": torch.full((6, 3), -1)}, "mapping must be int64"),
+        ({"mapping": torch.zeros(6, 3)}, "mapping must be int64"),
         ({"updates": torch.full((6,), 1)}, "one of 1 rounds"),
         ({"updates": torch.zeros(5, dtype=torch.int64)}, "one of 1 rounds"),
-        ({"coefficients": torch.full((6, 3), 2.0)}, "coefficients from 0 to 1"),
-        ({"coefficients": torch.ones(6, 2)}, "coefficients from 0 to 1"),
+        ({"coefficients": torch.full((6, 3), 2.0)}, "coefficients must be from 0 to 1"),
+        ({"coefficients": torch.ones(6, 2)}, "coefficients must be from 0 to 1"),
         ({"other": torch.ones(1)}, "'mapping', 'updates' and perhaps"),
     ],
 )

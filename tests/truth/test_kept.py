@@ -66,7 +66,7 @@ def test_truth_and_captures_keep_apart(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "capture.json").write_text("{}")
     for folder in ("run", "run/truth"):
-        with pytest.raises(BadInput, match="apart from captures"):
+        with pytest.raises(BadInput, match="is inside a capture"):
             fp.keep_truth(tmp_path / folder, DIGITS.batch([0]), client="a", round=1)
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["capture.json"]
 

@@ -80,8 +80,7 @@ class Scenario(ShortRepr):
             check_number(self.drift, "drift", "100 makes updates half new after 100 rounds")
         if not isinstance(self.counts, CountRelease):
             raise BadInput(
-                f"expected a way to release counts, found {shown(self.counts)}; give one such as "
-                "fp.defenses.LaplaceCounts(1.0)."
+                f"counts must be released in a way such as fp.defenses.LaplaceCounts(1.0), not {shown(self.counts)}."
             )
         if isinstance(self.participation, Tensor):
             _check_participation(self.participation, self.rounds, len(self.clients), self.aggregation)
@@ -166,7 +165,7 @@ def _settings() -> dict[str, Any]:
     return {
         "default dtype": torch.get_default_dtype(),
         "number of threads": torch.get_num_threads(),
-        "recording of gradients": torch.is_grad_enabled(),
+        "recorded gradients": torch.is_grad_enabled(),
     }
 
 
