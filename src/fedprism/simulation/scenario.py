@@ -165,7 +165,7 @@ def _settings() -> dict[str, Any]:
     return {
         "default dtype": torch.get_default_dtype(),
         "number of threads": torch.get_num_threads(),
-        "recorded gradients": torch.is_grad_enabled(),
+        "gradient mode": torch.is_grad_enabled(),
     }
 
 
