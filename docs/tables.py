@@ -59,7 +59,7 @@ WORKS_ON = {
     "dense-inversion": DENSE_FIRST,
     "patch-inversion": "patches that do not overlap, with a position parameter (Vision Transformers); one sample",
     "embedding-inversion": "tables that tokens or categories of the input are looked up in, and a dense layer behind",
-    "row-space-inversion": "a first layer at fewer places than units: recurrent, short series, shared encoders, LoRA",
+    "row-space-inversion": "layers at fewer places than units: recurrent, series, few patches, several inputs, LoRA",
     "gradient-matching": ANY_NETWORK,
     "dlg": ANY_NETWORK,
     "idlg": ANY_NETWORK,
