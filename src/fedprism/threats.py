@@ -72,7 +72,7 @@ curious_client = ThreatModel(
 )
 secure_aggregation = ThreatModel(
     "secure_aggregation",
-    _SERVER | {"examples", "windows", "counts", "cohort_sizes"},
+    _SERVER | {"examples", "windows", "counts", "count_release", "cohort_sizes"},
     sees="aggregate",
     summary="The server under secure aggregation: sums only, and how often each device took part in windows of rounds.",
 )

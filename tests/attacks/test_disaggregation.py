@@ -39,13 +39,14 @@ def flat(update: Update) -> Tensor:
 
 
 def errors(found: fp.Reconstruction, truth: fp.Truth) -> dict[str, float]:
-    """Relative error of each update that was found."""
+    """Relative error of each update that was found with a name."""
     assert found.updates is not None
     assert truth.updates is not None
     true = {f"client-{user}": flat(update) for user, update in enumerate(truth.updates) if update is not None}
     return {
         name: float((flat(update) - true[name]).norm() / true[name].norm())
         for name, update in zip(found.owners or (), found.updates, strict=True)
+        if name in true
     }
 
 
@@ -121,13 +122,49 @@ def test_equal_clients_are_weighed_by_their_cohorts(clients: list[fp.Batch]) -> 
 
 @pytest.mark.parametrize(
     ("aggregation", "field"),
-    [("sum", "counts"), ("sum", "windows"), ("mean", "cohort_sizes"), ("weighted_mean", "examples")],
+    [("mean", "cohort_sizes"), ("weighted_mean", "examples")],
 )
 def test_missing_knowledge_is_named(clients: list[fp.Batch], aggregation: Reduction, field: str) -> None:
     observation, _ = fp.simulate(scenario(clients, aggregation=aggregation), THREAT.withholding(field), seed=1)
     with pytest.raises(fp.MissingKnowledge) as caught:
         fp.run(Disaggregation(), observation)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("aggregation", ["sum", "mean", "weighted_mean"])
+def test_every_users_update_comes_out_without_counts_and_without_a_name(
+    clients: list[fp.Batch], aggregation: Reduction
+) -> None:
+    made = scenario(clients, aggregation=aggregation, rounds=120)
+    observation, truth = fp.simulate(made, THREAT.withholding("counts", "windows"), seed=1)
+    found = fp.run(Disaggregation(), observation)
+    assert set(found.owners or ()) == {f"unnamed-{number}" for number in range(USERS)}
+    assert found.ambiguity == {"order"}
+    assert f"whose {USERS} of these are, nothing that is known tells" in (found.status or "")
+    distances = list(fp.score_updates(found, truth).values())
+    assert max(distance for distance in distances if distance is not None) < 1e-5
+    assert None not in distances
+    matrix = found.diagnostics["participation"]
+    assert fp.score_participation(matrix, truth, order_known=False).columns == (True,) * USERS
+
+
+def test_counts_under_noise_name_updates(clients: list[fp.Batch]) -> None:
+    made = scenario(clients, rounds=200, counts=fp.defenses.LaplaceCounts(1.0))
+    observation, truth = fp.simulate(made, THREAT, seed=1)
+    found = fp.run(Disaggregation(), observation)
+    assert len(found.owners or ()) == USERS
+    named = errors(found, truth)
+    assert len(named) >= USERS // 2
+    assert max(named.values()) < 1e-5
+
+
+def test_unnamed_updates_of_unequal_clients_are_left_out_of_weighted_means(digits: fp.data.ImageSet) -> None:
+    unequal = [digits.batch(list(range(8 * user, 8 * user + 2 + 2 * (user % 2)))) for user in range(USERS)]
+    made = scenario(unequal, aggregation="weighted_mean", rounds=120)
+    observation, _ = fp.simulate(made, THREAT.withholding("counts"), seed=1)
+    found = fp.run(Disaggregation(), observation)
+    assert found.updates == ()
+    assert "not known without its name" in found.status
 
 
 def test_a_model_that_moves_is_refused(clients: list[fp.Batch]) -> None:

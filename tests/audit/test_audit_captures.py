@@ -128,7 +128,7 @@ def test_a_plan_says_what_clients_stepped_with(tmp_path: Path) -> None:
         assert setup.observation("run").knowledge.local_optimizer == optimizer
     with pytest.raises(BadPlan, match="several"):
         prepare(written(tmp_path, text.replace("OPTIMIZER", '{ name = "adam", beta1 = [0.8, 0.9] }')))
-    with pytest.raises(BadPlan, match="expected the name of a local optimizer"):
+    with pytest.raises(BadPlan, match="no local optimizer is called"):
         prepare(written(tmp_path, text.replace("OPTIMIZER", '"rmsprop"')))
 
 

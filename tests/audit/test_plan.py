@@ -111,6 +111,9 @@ def test_a_plan_survives_json() -> None:
         (grid("when = 1979-05-27"), ["date"]),
         (f'{START}[scores]\nmetrics = ["psmr"]', ["scores.metrics", "compared with the truth", "did you mean psnr?"]),
         (f"{START}[federation]\nwindow = 3", ["a window of at most 1 rounds"]),
+        (f'{START}[federation]\ncounts = "laplace"', ["federation.counts", "epsilon"]),
+        (f'{START}[federation]\ncounts = {{name = "laplace", epsilon = 1}}', ["counts need a window"]),
+        (f'{START}[federation]\ncounts = {{name = "laplac", epsilon = 1}}', ["did you mean laplace?"]),
         ("title = ", ["TOML"]),
         ("a = [" + "[" * 5000, ["TOML"]),
     ],
@@ -239,7 +242,7 @@ def test_a_proposed_plan_trains_with_a_loss_that_fits(
     assert -1.02 < low <= -0.99
     assert 1.99 <= high < 2.02
     assert lay_out(Setup(written, tmp_path)).cells
-    with pytest.raises(BadPlan, match=r"within data.bounds \[0, 1\], found values from -1 to 2"):
+    with pytest.raises(BadPlan, match=r"within data.bounds \[0, 1\], has values from -1 to 2"):
         lay_out(
             Setup(written.model_copy(update={"data": written.data.model_copy(update={"bounds": (0, 1)})}), tmp_path)
         )
@@ -325,6 +328,8 @@ DOCUMENT = tomllib.loads(f"""{START}
 [federation]
 rounds = 3
 window = 2
+counts = {{name = "rounded", step = 2}}
+drift = 100
 [grid]
 clients = [1, 2]
 attacks = [{{name = "idlg", iterations = 3}}]

@@ -42,8 +42,8 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("age,ill\n1,2,3\n", "2 values in every line of t.csv, found another number in line 2"),
-        ("age,sick\n1,2\n", "found 'ill'"),
+        ("age,ill\n1,2,3\n", "2 values in every line of t.csv, line 2 of .* does not have"),
+        ("age,sick\n1,2\n", "no column 'ill'"),
         ("ill\n1\n", "at least two columns"),
         ("age,age,ill\n1,2,3\n", "different names"),
         ("age,ill\n", "one row"),

@@ -179,8 +179,6 @@ def test_hostile_keywords_are_refused_by_name(name: str, kwargs: dict[str, Any],
     with pytest.raises(BadInput, match=names) as refusal:
         build(name, **kwargs)
     message = str(refusal.value)
-    assert message.startswith("expected ")
-    assert ", found " in message
-    assert "; " in message
+    assert message.endswith((".", "?"))
     assert "\n" not in message
     assert len(message) < 400

@@ -37,7 +37,7 @@ def advised(*entries: dict[str, Any]) -> advice.Advice:
         (attack(metrics={"ssim": figure(0.6, off=None, null=0.55)}), Leak.TRACES),
         (attack(metrics={"ssim": figure(0.3, off=0.9, null=0.05)}), Leak.TRACES),
         (attack(psnr=15.0), Leak.TRACES),
-        (attack(psnr=15.0, answered=1), Leak.GONE),
+        (attack(psnr=15.0, returned=1), Leak.GONE),
         (attack(metrics={"psnr": figure(15.0, off=5.0, null=13.0)}), Leak.GONE),
         (attack(), Leak.GONE),
         (attack(metrics={"avd_floor": figure(0.1, null=0.3)}, returned=0), Leak.GONE),
@@ -99,7 +99,7 @@ def test_a_defense_against_which_attacks_merely_failed_is_never_recommended() ->
     assert found.headline == "None of the tested defenses is acceptable."
     assert found.reasons[0] == "no defense: samples were recovered."
     assert "clip: The tested attacks failed (the best leaves a residual of 0.25" in found.reasons[1]
-    assert "may still determine the samples (ceiling 28.0 dB" in found.reasons[2]
+    assert "the ceiling is 28.0 dB (95% confidence), so a better attack may succeed" in found.reasons[2]
     assert advised(attack(), attack(defense="noise")).chosen is None, "failed attacks without a defense, too"
 
 
@@ -113,8 +113,8 @@ def test_a_defense_may_cost_so_many_points_and_no_more(accuracy: float, tolerate
     )
     assert (found.chosen is not None) == chosen
     if chosen:
-        assert "A step takes 2.50 times as long." in found.price
-        assert "It guarantees every example epsilon 3 at delta 1e-05 over the whole training." in found.price
+        assert "A training step takes 2.50 times as long." in found.price
+        assert "It guarantees each example epsilon 3 at delta 1e-05 over the whole training." in found.price
     else:
         assert "dp: it costs 11.0 points of accuracy, and 10 are tolerated." in found.reasons
 
@@ -130,14 +130,14 @@ def test_a_defense_that_was_tested_with_its_attacker_knowing_it_has_no_such_caut
     informed = attack(defense="noise", threat="honest_but_curious +defense", ceiling=LOW)
     found = advised(attack(psnr=40.0), attack(defense="noise", labels_leaked=1.0, ceiling=LOW), informed)
     assert found.cautions == ("Labels still leak under it.",)
-    assert "add [utility]" in found.price[0]
+    assert "Add [utility]" in found.price[0]
 
 
 def test_nothing_is_recommended_that_failed_or_was_not_tested() -> None:
     broken = attack(defense="noise", outcomes={"done": 1, "failed": 1}, reasons=["out of memory"], ceiling=LOW)
     assert advised(attack(psnr=40.0), broken).chosen is None
     untested = attack(outcomes={"failed": 1}, metrics={})
-    assert advised(untested).headline == "No recommendation: no attack ran to its end."
+    assert advised(untested).headline == "No recommendation: no attack ran to completion."
     assert advised(captured()).headline.startswith("No recommendation: recorded updates")
     assert advised(attack(psnr=40.0)).headline == "No defense was tested."
     needless = advised(attack(ceiling=LOW), attack(defense="noise", ceiling=LOW), utility("none", 0.9))
@@ -176,14 +176,16 @@ def test_what_was_not_tested_is_not_called_stopped() -> None:
     assert "Of 2 defenses, 0 stopped every attack that succeeds without it." in said
     assert "1 of 4 configurations have no result" in said
     nothing = attack(outcomes={"failed": 2}, metrics={}, samples=0)
-    assert said_of(nothing) == "Nothing was tested: no attack ran to its end."
+    assert said_of(nothing) == "Nothing was tested: no attack ran to completion."
 
 
 def test_random_and_trained_weights_are_told_apart() -> None:
     for words in ("random weights", "trained weights (b)"):
         sentences = verdict.headline(rows(attack(psnr=40.0), attack(clients=2)), "psnr", words)
-        assert sentences[0].startswith(f"With {words} and no defense, private samples were recovered (dense-inversion")
-        assert sentences[1].startswith(f"With {words}, inconclusive settings: 1 of 2. The tested attacks failed")
+        assert sentences[0].startswith("The server, following the protocol, recovered 2 of 2 private samples without")
+        assert "1 of 2 settings is inconclusive." in sentences
+        (finding,) = verdict.findings(rows(attack(psnr=40.0), attack(clients=2)), "psnr", words)
+        assert finding.sentence.startswith(f"With {words} and no defense, private samples were recovered")
 
 
 def test_attackers_are_told_apart_by_what_they_know() -> None:

@@ -170,6 +170,36 @@ def test_counts_are_how_often_each_client_took_part_in_each_window() -> None:
     assert seen(federation(window=None), fp.threats.secure_aggregation)[0].knowledge.counts is None
 
 
+def test_counts_are_reported_as_the_scenario_says_and_attackers_know_how() -> None:
+    known = seen(federation(counts=fp.defenses.RoundedCounts(2)), fp.threats.secure_aggregation)[0].knowledge
+    assert known.counts is not None
+    assert known.counts.tolist() == [[0, 0, 0], [2, 0, 0], [0, 0, 0], [0, 0, 0]]
+    assert known.count_release == fp.defenses.RoundedCounts(2)
+    withheld = seen(federation(counts=fp.defenses.WithheldCounts(1.0)), fp.threats.secure_aggregation)[0].knowledge
+    assert withheld.counts is not None
+    assert bool(withheld.counts.isnan().all())
+    assert withheld.count_release is None  # what is reported is exact
+
+
+def test_with_drift_half_of_an_update_is_new_after_as_many_rounds() -> None:
+    plain = {"clients": [batch(4, 1)], "rounds": 21, "participation": None, "frozen": True, "window": None}
+    frozen, drifting = (
+        torch.stack(
+            [
+                torch.cat([tensor.flatten() for tensor in round.update.values()])
+                for round in seen(federation(**plain, drift=drift), fp.threats.honest_but_curious)[0].rounds
+            ]
+        ).double()
+        for drift in (None, 10.0)
+    )
+    assert torch.equal(frozen[0], frozen[20])
+    assert torch.equal(frozen[0], drifting[0])
+    kept = drifting @ frozen[0] / frozen[0].square().sum()  # by how much each update is still the first
+    assert float(kept[10]) == pytest.approx(0.5, abs=0.15)
+    assert float(kept[20]) == pytest.approx(0.25, abs=0.15)
+    assert float(drifting[20].norm()) == pytest.approx(float(frozen[0].norm()), rel=0.2)
+
+
 def test_who_took_part_shows_only_where_it_is_granted() -> None:
     hidden = seen(federation(), fp.threats.secure_aggregation)[0].rounds
     assert all(part.participants is None and part.examples is None for part in hidden)

@@ -4,8 +4,8 @@ Lam, Wei, Brooks, Reddi, Mitzenmacher, "Gradient Disaggregation: Breaking Privac
 Reconstructing the User Participant Matrix", ICML 2021.
 
 Differs from the paper in: who took part when is recovered for all users at once, with a proof where there is one
-(`solvers.recover_participation`); where participation is known only least squares remains; users whose update the sums
-do not determine are named and left out.
+(`solvers.recover_participation`), with or without counts; where participation is known only least squares remains;
+users whose update the sums do not determine are named and left out.
 """
 
 from __future__ import annotations
@@ -35,21 +35,23 @@ from fedprism.solvers.participation import (
 )
 from fedprism.types import Observation, Reconstruction, Round, Update, same_tensors
 
-SOLVED = frozenset({UserStatus.CERTIFIED, UserStatus.SOLVED, UserStatus.GIVEN})
-"""Statuses of users whose rounds count as known."""
+SOLVED = frozenset({UserStatus.CERTIFIED, UserStatus.SOLVED, UserStatus.GIVEN, UserStatus.UNNAMED})
+"""Statuses of columns that count as known, whosever they are."""
+UNNAMED = "unnamed-"
+"""What owners of updates are called of whom no name is known: unnamed-0, unnamed-1, ..."""
 GUESSED = frozenset({UserStatus.AMBIGUOUS, UserStatus.UNCERTAIN})
 """Statuses of users whose column is one of several; without any column the other users' updates would be worse."""
 TOUCHED = 1e-6
 """Smallest coefficient of another user's update that is more than rounding error."""
 MOST_NAMED = 10
 """Users that a status names before it goes over to counting."""
-OF_THE_FEDERATION = ("participation", "windows", "counts", "cohort_sizes")
+OF_THE_FEDERATION = ("participation", "windows", "counts", "count_release", "cohort_sizes")
 """Knowledge that says nothing about one user alone."""
 EXECUTORS = {"none": None, "serial": Serial(), "processes": Processes()}
 """What plans and the command line can name. No cluster: files from others must not say what is connected to."""
 NO_SUMS = (
     "it takes apart sums of several rounds of one model, of which there are none: several grid.clients, several "
-    "federation.rounds, frozen and a window make some"
+    "federation.rounds and frozen make some"
 )
 
 
@@ -57,7 +59,8 @@ NO_SUMS = (
 class Disaggregation(Reduction, Attack):
     """Every user's update out of sums over cohorts, while the server sends the same model in every round.
 
-    It works from the participation, or from how often each user took part in windows of rounds (`windows`, `counts`). A
+    It works from the participation, from how often each user took part in windows of rounds (`windows`, `counts`, and
+    `count_release` if they were reported under noise), or from the sums alone: then updates come out without names. A
     user's update is the mean over the rounds. Means become sums again with `cohort_sizes`, weighted means with the
     samples behind each round (`batch_size`) and each user's (`examples`). count_tolerance: by how much a count may be
     off. certify: prove the answer. time_limit: seconds for integer programs, which run on `executor`.
@@ -79,8 +82,8 @@ class Disaggregation(Reduction, Attack):
 
     @property
     def uses(self) -> frozenset[str]:
-        """Participation or counts in windows, whichever is granted: none of them is a need on its own."""
-        return frozenset({"participation", "windows", "counts", "cohort_sizes", "examples", "batch_size", "labels"})
+        """Whatever says who took part when; nothing of it is needed."""
+        return frozenset({*OF_THE_FEDERATION, "examples", "batch_size", "labels"})
 
     @property
     def reads_any_inputs(self) -> bool:
@@ -94,6 +97,7 @@ class Disaggregation(Reduction, Attack):
         return Reconstruction(
             updates=tuple(part.round.update for part in reduced.parts),
             owners=tuple(str(part.subject) for part in reduced.parts),
+            ambiguity=frozenset({"order"}) if any(is_unnamed(part.subject) for part in reduced.parts) else frozenset(),
             status=reduced.status,
             diagnostics=reduced.diagnostics,
         )
@@ -113,11 +117,12 @@ class Disaggregation(Reduction, Attack):
             updates = disaggregate(sums, matrix) if len(users) else sums[:0]
         except ValueError as error:
             raise BadInput(str(error)) from error
-        names, weights = federation.named(columns.matrix.shape[1], first.reduction)
+        names, weights = federation.named(columns, first.reduction)
         rows: dict[int, int] = {}
         errors: dict[str, float] = {}
         if identified is not None:
             clear = identified.users & ~columns.doubtful[users]
+            clear &= torch.tensor([weights[user] > 0 for user in users.tolist()], device=clear.device)
             rows = {int(users[row]): row for row in clear.nonzero().flatten().tolist()}
             if identified.noise is not None:
                 errors = {names[user]: float(identified.error[row]) / weights[user] for user, row in rows.items()}
@@ -138,13 +143,13 @@ class Disaggregation(Reduction, Attack):
         matrix, knowledge = federation.matrix, observation.knowledge
         if matrix is not None:
             return _Columns(matrix, matrix.any(0), torch.zeros_like(matrix[0]), None)
-        for field in ("counts", "windows"):
-            if getattr(knowledge, field) is None:
-                raise MissingKnowledge(self.name, field)
+        counted = knowledge.windows is not None and knowledge.counts is not None
+        release = knowledge.count_release
         recovery = recover_participation(
             sums,
-            knowledge.windows,
-            knowledge.counts,
+            knowledge.windows if counted else None,
+            knowledge.counts if counted else None,
+            count_likelihood=None if release is None or release.exact else release.log_likelihood,
             known=federation.known,
             cohort_sizes=knowledge.cohort_sizes,
             count_tolerance=self.count_tolerance,
@@ -167,6 +172,11 @@ def disaggregation() -> Disaggregation:
     return Disaggregation()
 
 
+def is_unnamed(owner: str | None) -> bool:
+    """Whether nothing that is known tells who the owner of an update is."""
+    return owner is not None and owner.startswith(UNNAMED)
+
+
 class _Columns(NamedTuple):
     matrix: Tensor
     """(rounds, users), who took part when."""
@@ -176,6 +186,12 @@ class _Columns(NamedTuple):
     """(users,) whose update hangs on which of several possible columns is right."""
     recovery: Participation | None
     """Where the matrix comes from; None: it was known."""
+
+    @property
+    def unnamed(self) -> list[int]:
+        """Users whose column is one of several users', and columns of nobody who was counted."""
+        statuses = () if self.recovery is None else self.recovery.statuses
+        return [user for user, status in enumerate(statuses) if status is UserStatus.UNNAMED]
 
 
 def _sums(rounds: Sequence[Round], factors: Tensor | None) -> Tensor:
@@ -222,15 +238,27 @@ class _Federation(NamedTuple):
         """(rounds, users) bool where all of it is known."""
         return self.known.bool() if self.known is not None and bool((self.known >= 0).all()) else None
 
-    def named(self, users: int, reduction: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
-        """Each user's name, and what the sums count its update for, once it is known how many users there are."""
-        if self.examples is not None and len(self.examples) != users:
+    def named(self, columns: _Columns, reduction: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """Each user's name, and what the sums count its update for, once it is known how many users there are.
+
+        0: that is not known, because the user is not.
+        """
+        users, unnamed = columns.matrix.shape[1], columns.unnamed
+        if self.examples is not None and len(self.examples) != users and (len(self.examples) > users or not unnamed):
             raise BadInput(
                 f"expected the number of examples of each of {users} users, found {len(self.examples)} numbers; "
                 "correct or withhold them."
             )
-        weights = self.examples if reduction == "weighted_mean" else None
-        return self.names or tuple(f"client-{user}" for user in range(users)), weights or (1,) * users
+        names = list(self.names or (f"client-{user}" for user in range(users)))
+        weights = [1] * users
+        if reduction == "weighted_mean" and self.examples is not None:
+            alike = self.examples[0] if len(set(self.examples)) == 1 else 0
+            weights = [*self.examples, *[alike] * users][:users]
+            for user in unnamed:
+                weights[user] = alike
+        for number, user in enumerate(unnamed):
+            names[user : user + 1] = [f"{UNNAMED}{number}"]
+        return tuple(names), tuple(weights)
 
 
 def _federation(observation: Observation) -> _Federation:
@@ -303,7 +331,8 @@ def _touched(recovery: Participation, candidates: Tensor) -> Tensor:
 def _alone(observation: Observation, user: int, name: str, update: Update, federation: _Federation) -> Observation:
     """What an eavesdropper on this one user would have seen, with what is known about it."""
     first = observation.rounds[0]
-    size = federation.examples[user] if federation.examples is not None else None
+    sizes = federation.examples if not is_unnamed(name) else None
+    size = sizes[user] if sizes is not None else None
     examples = (size,) if size is not None else None
     round_ = Round(
         params=first.params,
@@ -313,7 +342,8 @@ def _alone(observation: Observation, user: int, name: str, update: Update, feder
         examples=examples,
         buffers_before=first.buffers_before,
     )
-    labels = observation.knowledge.labels[user] if isinstance(observation.knowledge.labels, tuple) else None
+    labels = observation.knowledge.labels
+    labels = labels[user] if isinstance(labels, tuple) and not is_unnamed(name) else None
     knowledge = dataclasses.replace(
         observation.knowledge,
         # Labels are those of all its data, of which a user may train on a part in each round: the mean is over all.
@@ -331,7 +361,11 @@ def _status(names: Sequence[str], kept: Collection[int], columns: _Columns, iden
     if recovery is not None:
         proved = sum(bool(recovery.certified[user]) for user in kept)
         proof = f"the rounds of {proved} of these are proved to be the only ones possible"
-    sentences = [f"{len(kept)} of {len(names)} users' updates were taken out of the sums", proof]
+    sentences = [f"{len(kept)} of {len(names)} users' updates were taken out of the sums"]
+    unnamed = len(set(columns.unnamed) & set(kept))
+    if unnamed:
+        sentences.append(f"whose {unnamed} of these are, nothing that is known tells")
+    sentences.append(proof)
     reasons: dict[str, list[str]] = {}
     for user in sorted(set(range(len(names))) - set(kept)):
         reasons.setdefault(_reason(user, columns), []).append(names[user])
@@ -357,4 +391,6 @@ def _reason(user: int, columns: _Columns) -> str:
         return str(columns.recovery.statuses[user].value)
     if not bool(columns.matrix[:, user].any()):
         return "never took part"
+    if user in columns.unnamed:
+        return "its share of the weighted means is not known without its name"
     return "the sums do not determine the update"

@@ -24,7 +24,7 @@ from fedprism.naming import nearest
 if TYPE_CHECKING:
     from fedprism.attacks import Attack
     from fedprism.client.update import Protocol
-    from fedprism.defenses import Defense
+    from fedprism.defenses import CountRelease, Defense
     from fedprism.optimizers import LocalOptimizer
     from fedprism.threats import ThreatModel
 
@@ -147,7 +147,7 @@ class AttackEntry(Entry):
     def method(self) -> Attack:
         from fedprism.attacks import ATTACKS, Reduction, then
 
-        attack = configured(row(ATTACKS, self.name, "method of attack")(), self.plain, self.name)
+        attack = configured(row(ATTACKS, self.name, "attack")(), self.plain, self.name)
         if self.then is None:
             return attack
         if not isinstance(attack, Reduction):
@@ -176,6 +176,19 @@ class DefenseEntry(Entry):
 
         kind = row(DEFENSES, self.name, "defense")
         return _called(kind, self.plain, f"the defense {self.name}")  # type: ignore[no-any-return]
+
+
+class CountsEntry(Entry):
+    """How devices report counts: one way, without lists of values."""
+
+    @cached_property
+    def method(self) -> CountRelease:
+        from fedprism.defenses import COUNT_RELEASES
+
+        if self.combinations > 1:
+            raise BadInput("expected one value for each setting of counts, found several; write one plan for each.")
+        kind = row(COUNT_RELEASES, self.name, "release of counts")
+        return _called(kind, self.plain, f"the release of counts {self.name}")  # type: ignore[no-any-return]
 
 
 class ThreatEntry(Strict):

@@ -24,6 +24,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 from fedprism.audit.entries import (
     AttackEntry,
     ChainEntry,
+    CountsEntry,
     MethodSettings,
     OptimizerEntry,
     ProtocolEntry,
@@ -217,12 +218,16 @@ class FederationPart(Strict):
     participation: Part | None = Field(default=None, description="how likely a client takes part in a round")
     frozen: bool = Field(default=False, description="whether the server sends the same model in every round")
     window: Count | None = Field(default=None, description="rounds over which devices report how often they took part")
+    counts: CountsEntry | None = Field(default=None, description="how exactly devices report these counts")
+    drift: Positive | None = Field(default=None, description="after how many rounds half of an update is new")
     fraction: Part = Field(default=1.0, description="the share of its data that a client trains on in a round")
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.window is not None and self.window > self.rounds:
             raise ValueError(f"a window has at most {self.rounds} rounds, not {self.window}")
+        if self.counts is not None and self.window is None:
+            raise ValueError("counts need a window")
         return self
 
 
@@ -333,7 +338,7 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
             content = file.read(MOST_PLAN_BYTES + 1)
     except OSError as error:
         reason = "no such file" if isinstance(error, FileNotFoundError) else (error.strerror or str(error)).lower()
-        raise BadPlan(f"{path.name}: {reason}. Create one with: fedprism init") from error
+        raise BadPlan(f"{path.name or path}: {reason}. Create one with: fedprism init") from error
     if len(content) > MOST_PLAN_BYTES:
         raise BadPlan(f"'{path.name}' is larger than {MOST_PLAN_BYTES} bytes, the limit for a plan. Shorten it.")
     return parse_plan(content)

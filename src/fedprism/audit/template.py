@@ -80,6 +80,8 @@ title = "{title}"
 # participation = 0.5            # probability that a client takes part in a round; default: everyone does
 # frozen = false                 # whether the server sends the same model in every round
 # window = 10                    # rounds over which devices report how often they took part
+# counts = {{ name = "laplace", epsilon = 1 }}   # how exactly they report it
+# drift = 1000                   # half of an update is new after so many rounds
 # fraction = 1.0                 # the share of its data that a client trains on in a round
 
 [grid]                           # one run per combination and seed

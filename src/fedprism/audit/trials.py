@@ -16,7 +16,7 @@ from fedprism.audit.assumed import assuming
 from fedprism.audit.entries import made_chain
 from fedprism.audit.grid import AttackCell, CaptureCell, CeilingCell, Cell, UtilityCell
 from fedprism.audit.materials import Materials, Setup
-from fedprism.defenses import EqualLabels
+from fedprism.defenses import CountRelease, EqualLabels
 from fedprism.errors import BadInput
 from fedprism.evaluation.baselines import MOST_AVERAGED, guesses
 from fedprism.evaluation.ceiling import ceiling
@@ -91,6 +91,8 @@ def _scenario(setup: Setup, cell: CeilingCell) -> tuple[Scenario, Tensor]:
         participation=plan.federation.participation,
         frozen=plan.federation.frozen,
         window=plan.federation.window,
+        counts=plan.federation.counts.method if plan.federation.counts is not None else CountRelease(),
+        drift=plan.federation.drift,
         fraction=plan.federation.fraction,
     ), others
 
@@ -154,8 +156,8 @@ def _one_class_each(order: Tensor, labels: Tensor, clients: int, size: int) -> T
     turns = [batch[turn] for turn in range(max(map(len, batches), default=0)) for batch in batches if turn < len(batch)]
     if len(turns) < clients:
         raise BadInput(
-            f"equal-labels expects {size} samples of one class for each of {clients} clients, found that for "
-            f"{len(turns)} of them; lower batch_sizes or clients, or give more data."
+            f"equal-labels needs {size} samples of one class for each of {clients} clients; only "
+            f"{len(turns)} have that. Lower batch_sizes or clients, or give more data."
         )
     first = torch.cat(turns[:clients])
     return torch.cat([first, order[~torch.isin(order, first)]])

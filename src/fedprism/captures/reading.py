@@ -36,7 +36,7 @@ from fedprism.captures.schema import (
     parse,
 )
 from fedprism.checks import row, shown
-from fedprism.defenses import DEFENSES, Defense, chain
+from fedprism.defenses import COUNT_RELEASES, DEFENSES, CountRelease, Defense, chain
 from fedprism.defenses.mixup import Told
 from fedprism.errors import BadCapture, BadInput
 from fedprism.files.tensors import Selection, TensorFile
@@ -288,6 +288,8 @@ def _plain_knowledge(entry: KnowledgeEntry) -> Knowledge:
         values["defense"] = chain(*map(_read_defense, parts))
     if entry.local_optimizer is not None:
         values["local_optimizer"] = _read_optimizer(entry.local_optimizer)
+    if entry.count_release is not None:
+        values["count_release"] = _read_release(entry.count_release)
     return Knowledge(**values)
 
 
@@ -339,6 +341,17 @@ def _read_optimizer(entry: OptimizerEntry) -> LocalOptimizer:
         raise BadCapture(
             f"the local optimizer {entry.name} does not take the settings {shown(entry.kwargs)}. Correct "
             "knowledge.local_optimizer."
+        ) from error
+
+
+def _read_release(entry: DefenseEntry) -> CountRelease:
+    kind = row(COUNT_RELEASES, entry.name, "release of counts")
+    try:
+        return kind(**entry.kwargs)
+    except (TypeError, ValueError) as error:
+        raise BadCapture(
+            f"expected settings of the release of counts {entry.name}, found {shown(entry.kwargs)}; correct "
+            "knowledge.count_release."
         ) from error
 
 

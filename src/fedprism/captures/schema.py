@@ -102,6 +102,7 @@ class KnowledgeEntry(Strict):
     local_batch_size: Size | None = None
     local_momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
     local_optimizer: OptimizerEntry | None = None
+    count_release: DefenseEntry | None = None
     defense: DefenseEntry | Annotated[tuple[DefenseEntry, ...], Field(max_length=100)] | None = None
 
     @property

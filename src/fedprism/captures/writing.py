@@ -26,7 +26,7 @@ from fedprism.captures.schema import (
     parse,
 )
 from fedprism.checks import shown
-from fedprism.defenses import DEFENSES, Defense
+from fedprism.defenses import COUNT_RELEASES, DEFENSES, CountRelease, Defense
 from fedprism.errors import BadInput
 from fedprism.files.tensors import write_bytes, write_tensors
 from fedprism.inputs import InputTypes, by_name
@@ -116,6 +116,8 @@ def _knowledge_entry(knowledge: Knowledge, files: dict[str, Update]) -> dict[str
     if knowledge.local_optimizer is not None:
         kwargs = dataclasses.asdict(knowledge.local_optimizer)  # type: ignore[call-overload]
         entry["local_optimizer"] = {"name": name_of(knowledge.local_optimizer), "kwargs": kwargs}
+    if knowledge.count_release is not None:
+        entry["count_release"] = _count_entry(knowledge.count_release)
     if tensors := _knowledge_tensors(knowledge):
         files[KNOWLEDGE_FILE] = tensors
     return entry
@@ -135,6 +137,16 @@ def _defense_entry(defense: Defense) -> dict[str, Any]:
             f"a capture can name only the defenses {', '.join(DEFENSES)}, not {shown(defense)}. Withhold the defense."
         )
     return {"name": name, "kwargs": dataclasses.asdict(defense)}  # type: ignore[call-overload]
+
+
+def _count_entry(release: CountRelease) -> dict[str, Any]:
+    name = next((name for name, known in COUNT_RELEASES.items() if known is type(release)), None)
+    if name is None:
+        raise BadInput(
+            f"expected a release of counts out of {', '.join(COUNT_RELEASES)} to write a capture, found "
+            f"{shown(release)}; withhold it."
+        )
+    return {"name": name, "kwargs": dataclasses.asdict(release)}
 
 
 def _knowledge_tensors(knowledge: Knowledge) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from fedprism import metrics as metric_table
+from fedprism.attacks.disaggregation import is_unnamed
 from fedprism.checks import row
 from fedprism.display import html
 from fedprism.display.words import fields_in_words
@@ -110,7 +111,7 @@ class Scores:
     def _repr_html_(self) -> str:
         """Means and the first samples as a table, for notebooks."""
         shown = range(min(len(self.rows), html.MOST_SAMPLES))
-        head = ["metric", "mean", "how to read it", *(f"sample {place}" for place in shown)]
+        head = ["metric", "mean", "scale", *(f"sample {place}" for place in shown)]
         lines = [
             [name, number(name, self.mean(name)), reading(name), *(number(name, values[place]) for place in shown)]
             for name, values in self.values.items()
@@ -132,7 +133,7 @@ class Scores:
 
     @property
     def _labels(self) -> str:
-        return "all right" if self.labels_match else "not all right"
+        return "all correct" if self.labels_match else "not all correct"
 
 
 UNITS = {
@@ -212,10 +213,16 @@ class ParticipationScores:
         return sum(self.columns) / len(self.columns)
 
 
-def score_participation(matrix: Tensor, truth: Truth) -> ParticipationScores:
-    """Compare a participation matrix, (rounds, clients) of True and False, with the truth."""
+def score_participation(matrix: Tensor, truth: Truth, *, order_known: bool = True) -> ParticipationScores:
+    """Compare a participation matrix, (rounds, clients) of True and False, with the truth.
+
+    If the order is not known, as without counts, columns are assigned to clients as fits best; there may be fewer of
+    them.
+    """
     if truth.participation is None:
         raise BadInput("this ground truth does not say who took part. Simulate the scenario again.")
+    if not order_known and len(matrix) == len(truth.participation):
+        matrix = _assigned_columns(matrix.cpu().bool(), truth.participation)
     if matrix.shape != truth.participation.shape:
         raise BadInput(
             f"participation has shape {tuple(matrix.shape)}, the ground truth "
@@ -225,10 +232,20 @@ def score_participation(matrix: Tensor, truth: Truth) -> ParticipationScores:
     return ParticipationScores(entries=float(right.double().mean()), columns=tuple(right.all(0).tolist()))
 
 
+def _assigned_columns(matrix: Tensor, truth: Tensor) -> Tensor:
+    """The columns in the order of the truth's that they fit best; zeros where there are too few."""
+    different = (matrix.T[:, None] != truth.T).sum(2)
+    found, places = linear_sum_assignment(different.numpy())
+    ordered = torch.zeros_like(truth)
+    ordered[:, places] = matrix[:, found].to(truth.dtype)
+    return ordered
+
+
 def score_updates(reconstruction: Reconstruction, truth: Truth) -> dict[str, float | None]:
     """How far each client's update is off, |found - true| / |true|, by client and in the order of the truth.
 
-    None where the attack has none for the client. Clients who never took part, or sent zeros, are left out.
+    None where the attack has none for the client. Updates without a name are assigned as fits best. Clients who never
+    took part, or sent zeros, are left out.
     """
     if truth.updates is None:
         raise BadInput(
@@ -238,6 +255,8 @@ def score_updates(reconstruction: Reconstruction, truth: Truth) -> dict[str, flo
     if reconstruction.updates is None or reconstruction.owners is None:
         raise BadInput("this reconstruction has no updates with owners to score. Run a disaggregation.")
     by_owner = dict(zip(reconstruction.owners, reconstruction.updates, strict=True))
+    if "order" in reconstruction.ambiguity:
+        by_owner = _with_names(by_owner, truth.updates)
     errors: dict[str, float | None] = {}
     for place, update in enumerate(truth.updates):
         name = f"client-{place}"
@@ -245,6 +264,19 @@ def score_updates(reconstruction: Reconstruction, truth: Truth) -> dict[str, flo
         if update is not None and length > 0:
             errors[name] = _distance(by_owner[name], update) / length if name in by_owner else None
     return errors
+
+
+def _with_names(by_owner: dict[str, Update], true: tuple[Update | None, ...]) -> dict[str, Update]:
+    """The same with every update of an unnamed owner under the name of the client that it fits best."""
+    named = {name: update for name, update in by_owner.items() if not is_unnamed(name)}
+    unnamed = [update for name, update in by_owner.items() if is_unnamed(name)]
+    others = {
+        f"client-{n}": update for n, update in enumerate(true) if update is not None and f"client-{n}" not in named
+    }
+    errors = torch.tensor([[_distance(found, update) for update in others.values()] for found in unnamed])
+    rows, places = linear_sum_assignment(errors.reshape(len(unnamed), len(others)).numpy())
+    names = list(others)
+    return {**named, **{names[place]: unnamed[row] for row, place in zip(rows, places, strict=True)}}
 
 
 def _distance(recovered: Update, truth: Update) -> float:

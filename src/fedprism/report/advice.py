@@ -61,6 +61,22 @@ class Option:
         return sum(row.failed for row in self.rows)
 
     @property
+    def recovered(self) -> tuple[int, int] | None:
+        """Of the attack that recovered the largest share: how many samples, of how many."""
+        shares = [share for row in self.rows if (share := row.share) is not None and share[1]]
+        return max(shares, key=lambda share: (share[0] / share[1], share[0]), default=None)
+
+    @property
+    def floor(self) -> float | None:
+        """The share of the samples that the best tested attack recovered."""
+        return None if self.recovered is None else self.recovered[0] / self.recovered[1]
+
+    @property
+    def most(self) -> float:
+        """The share that any attacker could recover: 1 if no ceiling is known for one of its settings."""
+        return max((_unbounded(ceiling_of(members)) for members in situations(self.rows)), default=1.0)
+
+    @property
     def labels_leaked(self) -> float | None:
         return max((row.labels_leaked for row in self.rows if row.labels_leaked is not None), default=None)
 
@@ -121,6 +137,12 @@ def options(rows: Sequence[Configuration], time_factors: Mapping[str, float]) ->
     )
 
 
+def _unbounded(ceiling: CeilingFigure | None) -> float:
+    if ceiling is None:
+        return 1.0
+    return 0.0 if ceiling.low else ceiling.unbounded
+
+
 def _highest(rows: Sequence[Configuration]) -> CeilingFigure | None:
     ceilings = [ceiling_of(members) for members in situations(rows)]
     known = [ceiling for ceiling in ceilings if ceiling is not None]
@@ -163,7 +185,7 @@ def _preference(option: Option) -> tuple[bool, float, float, float]:
 def _why_not(option: Option, choices: Sequence[Option], tolerated: float) -> str | None:
     """Why an option is not acceptable; None if it is."""
     if option.failed:
-        return f"{option.failed} of its cells failed, and what was not tested cannot be recommended."
+        return f"{option.failed} of its runs failed, and what was not tested cannot be recommended."
     if option.verdict is Verdict.LEAKS:
         return f"samples {option.leak}."
     if option.verdict is not Verdict.PROTECTED:
@@ -178,7 +200,7 @@ def _none_acceptable(choices: Sequence[Option], tolerated: float) -> Advice:
     if not choices:
         return Advice(headline="No recommendation: recorded updates do not show what another defense would change.")
     if all(option.verdict is Verdict.NOT_TESTED for option in choices):
-        return Advice(headline="No recommendation: no attack ran to its end.")
+        return Advice(headline="No recommendation: no attack ran to completion.")
     defended = any(not option.bare for option in choices)
     return Advice(
         headline="None of the tested defenses is acceptable." if defended else "No defense was tested.",
@@ -235,16 +257,16 @@ def _reasons(chosen: Option, choices: Sequence[Option], metric: str) -> tuple[st
 def _price(chosen: Option, choices: Sequence[Option], delta: float | None) -> tuple[str, ...]:
     bare = _without(chosen, choices)
     if chosen.cost is None or chosen.accuracy is None:
-        return ("What it costs was not measured: add [utility] to the plan.",)
+        return ("Its cost was not measured. Add [utility] to the plan.",)
     said = f"Test accuracy {accuracy_in_words(chosen.cost)}"
     if bare is not None and bare is not chosen and bare.accuracy is not None:
         said += f", without a defense {bare.accuracy:.1%}"
     sentences = [f"{said}."]
     if chosen.time_factor is not None:
-        sentences.append(f"A step takes {chosen.time_factor:.2f} times as long.")
+        sentences.append(f"A training step takes {chosen.time_factor:.2f} times as long.")
     if chosen.epsilon is not None:
         at = "" if delta is None else f" at delta {delta:g}"
-        sentences.append(f"It guarantees every example epsilon {chosen.epsilon:.3g}{at} over the whole training.")
+        sentences.append(f"It guarantees each example epsilon {chosen.epsilon:.3g}{at} over the whole training.")
     elif not chosen.bare:
         sentences.append("It gives no guarantee of differential privacy.")
     return tuple(sentences)
@@ -266,8 +288,8 @@ def _cautions(chosen: Option, choices: Sequence[Option]) -> tuple[str, ...]:
     bare = _without(chosen, choices) or chosen
     if bare.cost is not None and _learned_nothing(bare.cost):
         sentences.append(
-            "Trained without a defense the model is no better than always answering with the most frequent class, so "
-            "accuracies do not show the cost: give [utility] more epochs, or another lr."
+            "Trained without a defense, the model is no better than always predicting the most frequent class, so "
+            "accuracies do not show the cost. Give [utility] more epochs, or another lr."
         )
     if chosen.labels_leaked:
         sentences.append("Labels still leak under it.")

@@ -16,6 +16,7 @@ from fedprism.errors import BadInput
 from fedprism.inputs import joined, map_tensors
 from fedprism.randomness import generator
 from fedprism.runtime import devices
+from fedprism.simulation.drift import Drift
 from fedprism.simulation.recorder import buffers_after, check_mixes_once
 from fedprism.simulation.rounds import Answer, Draw, answers, name_of, participation, step
 from fedprism.simulation.scenario import Scenario, check_fits
@@ -71,7 +72,7 @@ def simulate(
     observation = Observation(
         model=model if "model" in threat.grants else None,
         rounds=tuple(rounds),
-        knowledge=view.knowledge(rounds, drawn),
+        knowledge=view.knowledge(rounds, drawn, seed),
         trapdoor=trapdoor if "trapdoor" in threat.grants else None,
         subject=name_of(0) if view.one_by_one and len(scenario.clients) == 1 else None,
         source=f"simulated for {threat.name}, seed {seed}",
@@ -97,11 +98,14 @@ def _trained(
     trainer = copy.deepcopy(model).to(place) if place.type != "cpu" else model
     cohorts = [(index, row.nonzero().flatten().tolist()) for index, row in enumerate(view.participation)]
     to_one_model = answers(recorded, trainer, params, buffers, cohorts, seed) if scenario.frozen else None
+    drift = Drift(scenario.drift, seed) if scenario.drift is not None else None
     rounds, drawn, contributions = list[Round](), list[Draw](), _Contributions(scenario, view)
     for index, cohort in cohorts:
         answering = to_one_model or answers(recorded, trainer, params, buffers, [(index, cohort)], seed)
         context = Context(model=model, params=params, round=index)
-        given = _defended_together(list(islice(answering, len(cohort))), scenario.defense, context, seed)
+        answered = list(islice(answering, len(cohort)))
+        answered = answered if drift is None else drift.drifted(answered)
+        given = _defended_together(answered, scenario.defense, context, seed)
         after, left = step(params, given, scenario), list[Update]()
         if scenario.sends_buffers and buffers:
             left = [buffers_after(model, buffers, view.steps(answer.draw)) for answer in given]

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from fedprism import losses
 from fedprism.checks import shown, whole
 from fedprism.client.update import FedSGD, Protocol
-from fedprism.defenses.base import Chain, Defense, chain
+from fedprism.defenses.base import Chain, Defense, chain, check_number
+from fedprism.defenses.counts import CountRelease
 from fedprism.display.words import ShortRepr
 from fedprism.errors import BadInput, FedprismError, out_of_memory, told
 from fedprism.inputs import arguments, shape_of, tensors_of, types_of
@@ -36,8 +37,9 @@ class Scenario(ShortRepr):
     not exist, so that where aggregates are means, a round of nobody is drawn again, and refused where it is given.
 
     With `frozen` the server sends the same model every round. `window` lets device analytics count how often each
-    client took part in every `window` rounds. In each round a client trains on a random `fraction` of its data;
-    a defense that mixes samples mixes these with all of it.
+    client took part in every `window` rounds, and `counts` says how exactly they report it. With `drift` each client's
+    update is half new after so many rounds, which stands for data or a model that change. In each round a client trains
+    on a random `fraction` of its data; a defense that mixes samples mixes these with all of it.
 
     With `sends_buffers` clients send their buffers (batch-norm statistics) along, as software that sends whole state
     dicts does, and the server averages them; without, they stay as they are.
@@ -57,6 +59,8 @@ class Scenario(ShortRepr):
     participation: float | Tensor | None = None
     frozen: bool = False
     window: int | None = None
+    counts: CountRelease = field(default_factory=CountRelease)
+    drift: float | None = None
     fraction: float = 1.0
     sends_buffers: bool = False
 
@@ -72,6 +76,13 @@ class Scenario(ShortRepr):
         _check_part(self.fraction, "fraction")
         if self.window is not None:
             whole(self.window, "window", self.rounds)
+        if self.drift is not None:
+            check_number(self.drift, "drift", "100 makes updates half new after 100 rounds")
+        if not isinstance(self.counts, CountRelease):
+            raise BadInput(
+                f"expected a way to release counts, found {shown(self.counts)}; give one such as "
+                "fp.defenses.LaplaceCounts(1.0)."
+            )
         if isinstance(self.participation, Tensor):
             _check_participation(self.participation, self.rounds, len(self.clients), self.aggregation)
         elif self.participation is not None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedprism import losses
 from fedprism.client.batchnorm import exact_statistics, running_statistics
 from fedprism.client.update import FedAvg
+from fedprism.defenses.counts import CountRelease
 from fedprism.errors import BadInput
 from fedprism.inputs import are_floating, shape_of, types_of
 from fedprism.network.batchnorm import batchnorm_layers
@@ -121,7 +122,7 @@ class View:
             examples=tuple(len(answer.draw.samples) for answer in answers) if sized else None,
         )
 
-    def knowledge(self, rounds: Sequence[Round], drawn: Sequence[Draw]) -> Knowledge:
+    def knowledge(self, rounds: Sequence[Round], drawn: Sequence[Draw], seed: int) -> Knowledge:
         """What the threat model grants of all there is to know."""
         scenario, protocol = self.scenario, self.scenario.protocol
         local = protocol if isinstance(protocol, FedAvg) else FedAvg(lr=protocol.lr)
@@ -149,7 +150,8 @@ class View:
             batchnorm_running=running_statistics(scenario.model, rounds[0].buffers_before or {}),
             public_data=scenario.clients[0] if self.threat.participates else scenario.public_data,
             windows=windows,
-            counts=(windows.long() @ self.participation.long()).T.contiguous() if windows is not None else None,
+            counts=self._counts(windows, seed) if windows is not None else None,
+            count_release=scenario.counts if windows is not None and not scenario.counts.exact else None,
             participation=self.participation,
             cohort_sizes=self.participation.sum(1),
             mixing=self._mixing(drawn),
@@ -157,6 +159,14 @@ class View:
         )
         also = {"mixing"} if "mapping" in self.threat.grants else frozenset[str]()
         return everything.restricted_to(self.threat.grants | also)
+
+    def _counts(self, windows: Tensor, seed: int) -> Tensor:
+        """What devices report of how often each client took part, (clients, windows)."""
+        counts = (windows.long() @ self.participation.long()).T.contiguous()
+        release = self.scenario.counts
+        if type(release) is CountRelease:
+            return counts
+        return release.release(counts, windows.sum(1), generator(seed, "counts"))
 
     def _batch_size(self, drawn: Sequence[Draw]) -> int | tuple[int, ...] | None:
         """How many samples are behind each update: behind an aggregate, the union of the cohort's batches."""

@@ -289,8 +289,8 @@ def _check(model: nn.Module, train: Batch, test: Batch, loss: str | LossFn) -> N
 def _check_yes_or_no(outputs: Tensor, labels: Tensor, name: str) -> None:
     if labels[: len(outputs)].numel() != outputs.numel() or not bool(((labels == 0) | (labels == 1)).all()):
         raise NotApplicable(
-            f"measuring accuracy under binary_cross_entropy expects a label 0 or 1 for each output, found other labels "
-            f"in {name}; leave utility out."
+            f"accuracy under binary_cross_entropy needs a label 0 or 1 per output; {name} has others. "
+            "Leave utility out."
         )
 
 
@@ -299,8 +299,8 @@ def _check_classes(outputs: Tensor, labels: Tensor, name: str) -> None:
     at = 1 if soft or outputs.dim() < 2 else class_dimension(outputs, few)
     if outputs.dim() < 2 or outputs.shape[at] < 2:
         raise NotApplicable(
-            f"measuring accuracy expects a model with one score a class, found outputs of shape "
-            f"{tuple(outputs.shape[1:])}; leave utility out."
+            "accuracy needs a model with one score per class, not outputs of shape "
+            f"{tuple(outputs.shape[1:])}. Leave utility out."
         )
     answers = outputs.shape[:at] + outputs.shape[at + 1 :]
     if not soft and (labels.dtype != torch.int64 or few.shape != answers):

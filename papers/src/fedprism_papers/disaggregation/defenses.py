@@ -10,23 +10,32 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedprism.defenses import (
+    BlurredCounts,
+    CountRelease,
+    GeometricCounts,
+    LaplaceCounts,
+    RoundedCounts,
+    WithheldCounts,
+)
 from fedprism.randomness import generator
 from fedprism.runtime import devices
 from fedprism_papers.disaggregation import planted_participation as planted
 from fedprism_papers.shared.base import Announce, Measured, Recipe, Row, Settings
 
 FEDERATION = planted.Federation(users=100, rounds=400, parameters=10_000)
-QUICK_FEDERATION = planted.Federation(users=20, rounds=60, parameters=300)
+QUICK_FEDERATION = planted.Federation(users=20, rounds=160, parameters=300)
 TRIALS = 3  # per defense
 COST = "error of the sum"
-METRICS = (planted.COLUMNS, planted.SURE, planted.SURE_WRONG)
+METRICS = (planted.GUESSED, planted.UPDATES, planted.UPDATES_WRONG, planted.NAMED, planted.NAMED_WRONG)
 
 
 class Defended(NamedTuple):
-    """What the server is left with, and how far a round's sum is from the one it would have had."""
+    """What the server is left with, how counts were released, and how far a round's sum is from what it would have
+    been."""
 
     left: planted.Planted
-    tolerance: int = 0
+    release: CountRelease = CountRelease()
     cost: float = 0.0
 
 
@@ -39,17 +48,21 @@ def counted_in(length: int, federation: planted.Planted, rng: torch.Generator) -
     return Defended(replace(federation, windows=windows, counts=(windows @ federation.matrix.long()).T))
 
 
-def withheld(probability: float, federation: planted.Planted, rng: torch.Generator) -> Defended:
-    """Each count is missing with this probability."""
-    hidden = torch.rand(federation.counts.shape, generator=rng) < probability
-    return Defended(replace(federation, counts=torch.where(hidden, -1, federation.counts)))
+def released(release: CountRelease, federation: planted.Planted, rng: torch.Generator) -> Defended:
+    """Counts as this release reports them."""
+    counts = release.release(federation.counts, federation.windows.sum(1), rng)
+    return Defended(replace(federation, counts=counts), release)
 
 
-def blurred(most: int, federation: planted.Planted, rng: torch.Generator) -> Defended:
-    """Each count is off by up to this many; the attacker knows how many."""
-    shift = torch.randint(-most, most + 1, federation.counts.shape, generator=rng)
-    counts = torch.minimum((federation.counts + shift).clamp(min=0), federation.windows.sum(1))
-    return Defended(replace(federation, counts=counts), tolerance=most)
+def no_counts(federation: planted.Planted, rng: torch.Generator) -> Defended:
+    """Nothing is counted at all."""
+    return released(WithheldCounts(1.0), federation, rng)
+
+
+def without_counts(defend: Defend, federation: planted.Planted, rng: torch.Generator) -> Defended:
+    """Another defense, and nothing is counted."""
+    defended = defend(federation, rng)
+    return no_counts(defended.left, rng)._replace(cost=defended.cost)
 
 
 def noised(size: float, federation: planted.Planted, rng: torch.Generator) -> Defended:
@@ -81,16 +94,22 @@ def drifting(rounds: float, federation: planted.Planted, rng: torch.Generator) -
     return Defended(replace(federation, sums=sums))
 
 
-DEFENSES: dict[str, Defend] = {
+COUNTS: dict[str, Defend] = {
     "none: counts in windows of 10": partial(counted_in, 10),
     "counts in windows of 50": partial(counted_in, 50),
     "counts in windows of 100": partial(counted_in, 100),
     "one count over all rounds": partial(counted_in, 10**9),
-    "30 % of the counts withheld": partial(withheld, 0.3),
-    "60 % of the counts withheld": partial(withheld, 0.6),
-    "all counts withheld": partial(withheld, 1.0),
-    "counts off by up to 1": partial(blurred, 1),
-    "counts off by up to 2": partial(blurred, 2),
+    "30 % of the counts withheld": partial(released, WithheldCounts(0.3)),
+    "60 % of the counts withheld": partial(released, WithheldCounts(0.6)),
+    "all counts withheld": no_counts,
+    "counts off by up to 1": partial(released, BlurredCounts(1)),
+    "counts off by up to 2": partial(released, BlurredCounts(2)),
+    "counts rounded to fives": partial(released, RoundedCounts(5)),
+    "counts with Laplace noise, epsilon 1": partial(released, LaplaceCounts(1.0)),
+    "counts with geometric noise, epsilon 1": partial(released, GeometricCounts(1.0)),
+    "counts with Laplace noise, epsilon 0.1": partial(released, LaplaceCounts(0.1)),
+}
+UPDATES: dict[str, Defend] = {
     "noise of 0.1 on updates of 1": partial(noised, 0.1),
     "noise of 1": partial(noised, 1.0),
     "noise of 3": partial(noised, 3.0),
@@ -100,6 +119,11 @@ DEFENSES: dict[str, Defend] = {
     "updates half new after 1,000 rounds": partial(drifting, 1000),
     "updates half new after 100 rounds": partial(drifting, 100),
     "updates half new after 10 rounds": partial(drifting, 10),
+}
+DEFENSES: dict[str, Defend] = {
+    **COUNTS,
+    **UPDATES,
+    **{f"{name}, all counts withheld": partial(without_counts, defend) for name, defend in UPDATES.items()},
 }
 
 
@@ -112,7 +136,8 @@ def run(settings: Settings, announce: Announce) -> Iterator[Row]:
             announce(f"{name}, trial {trial + 1}")
             plant = planted.plant(federation, generator(settings.seed, "plant", trial), device)
             defended = defend(plant, generator(settings.seed, "defend", name, trial))
-            options = {"count_tolerance": defended.tolerance, "time_limit": 0.0, "seed": settings.seed}
+            likelihood = None if defended.release.exact else defended.release.log_likelihood
+            options = {"count_likelihood": likelihood, "time_limit": 0.0, "seed": settings.seed}
             outcomes.append(planted.recover(defended.left, METRICS, **options))
             costs.append(defended.cost)
         outcome = planted.merged(outcomes)
@@ -128,10 +153,11 @@ RECIPE = Recipe(
     citation=f"{planted.CITATION}; the defenses are named there, not measured",
     shown=(*METRICS, COST),
     run=run,
+    options=("batches",),
     notes=(
         planted.PLANTED,
-        planted.SAID,
+        planted.COLUMNS_FOUND,
         f"{COST}: what the defense changes in a round's sum, relative to its length: what training pays for it.",
-        "The attacker knows how far counts may be off.",
+        "The attacker knows how counts were released.",
     ),
 )

@@ -24,6 +24,14 @@ CITATION = (
 EXACT, COLUMNS, ENTRIES = "trials exact", "columns right", "entries right"
 CERTIFIED, WRONG = "certified", "certified wrong"
 SURE, SURE_WRONG, NOISE = "said", "said wrongly", "noise"
+GUESSED, UPDATES, UPDATES_WRONG = "columns right, named or not", "called found", "found wrongly"
+NAMED, NAMED_WRONG = "named", "named wrongly"
+COLUMNS_FOUND = (
+    f"{GUESSED}: users whose column is among those that the solver returns, if only as best guess; {UPDATES}: those "
+    f"of them that it calls found; {UPDATES_WRONG}: columns that it calls found and no user has; {NAMED}: users whose "
+    f"column is found under their own name; {NAMED_WRONG}: under another's. All relative to the number of users. Each "
+    "user's update comes out with a name or without. No integer program and no lattice is used here."
+)
 USABLE = frozenset({solvers.UserStatus.SOLVED, solvers.UserStatus.CERTIFIED, solvers.UserStatus.GIVEN})
 """What the solver says of a column that it recovered."""
 SAID = (
@@ -88,7 +96,7 @@ def measure(
 ) -> Measured:
     """Recover as many planted federations as there are trials."""
     device = devices.pick(settings.device)
-    trials = settings.batches or (QUICK_TRIALS if settings.quick else trials)
+    trials = settings.batches_or(trials, QUICK_TRIALS)
     outcomes = list[Measured]()
     for trial in range(trials):
         announce(f"{federation.users} users, {federation.rounds} rounds, trial {trial + 1} of {trials}")
@@ -111,9 +119,13 @@ def recover(planted: Planted, metrics: Sequence[str], **options: Any) -> Measure
         planted.sums, planted.windows, planted.counts, users=planted.matrix.shape[1], **options
     )
     seconds = _now(planted.sums.device) - start
-    right = solution.matrix.cpu() == planted.matrix
-    columns, certified = right.all(0), solution.certified.cpu()
-    sure = torch.tensor([status in USABLE for status in solution.statuses])
+    users = planted.matrix.shape[1]
+    matrix, certified = solution.matrix.cpu()[:, :users], solution.certified.cpu()[:users]
+    right = matrix == planted.matrix
+    columns = right.all(0)
+    sure = torch.tensor([status in USABLE for status in solution.statuses[:users]])
+    found = torch.tensor([status in {*USABLE, solvers.UserStatus.UNNAMED} for status in solution.statuses])
+    real = is_among(solution.matrix.cpu().T, planted.matrix.T)
     values: dict[str, Tensor | float] = {
         EXACT: columns.all(),
         COLUMNS: columns.double().mean(),
@@ -123,12 +135,23 @@ def recover(planted: Planted, metrics: Sequence[str], **options: Any) -> Measure
         SURE: sure.double().mean(),
         SURE_WRONG: (sure & ~columns).double().mean(),
         NOISE: solution.noise,
+        GUESSED: is_among(planted.matrix.T, solution.matrix.cpu().T).double().mean(),
+        UPDATES: float((found & real).sum()) / users,
+        UPDATES_WRONG: float((found & ~real).sum()) / users,
+        NAMED: (sure & columns).double().mean(),
+        NAMED_WRONG: (sure & ~columns).double().mean(),
     }
     return Measured(
         values={metric: (float(values[metric]),) for metric in metrics},
         seconds=(seconds,),
         statuses=(solution.status.value,),
     )
+
+
+def is_among(columns: Tensor, others: Tensor) -> Tensor:
+    """(any,): whether a column (any, rounds) is one of the others."""
+    known = {tuple(column) for column in others.tolist()}
+    return torch.tensor([tuple(column) in known for column in columns.tolist()])
 
 
 def merged(outcomes: Sequence[Measured]) -> Measured:

@@ -22,7 +22,7 @@ EPOCHS, QUICK_EPOCHS = (1, 2, 4, 8, 16, 32, 64), (1, 4)  # of local training
 VARIANTS = {"plain": (0.0, 1.0), "momentum .9": (0.9, 1.0), "fraction .9": (0.0, 0.9)}
 """Name -> momentum and the part of its data that a user trains on in a round."""
 METRICS = (planted.COLUMNS, planted.ENTRIES, planted.SURE, planted.SURE_WRONG, planted.NOISE)
-SAMPLES = ((64, 8), (64, 16), (128, 8), (128, 16))
+SAMPLES = ((64, 8), (64, 16), (64, 32), (128, 8), (128, 16), (128, 32))
 """Images a user holds, and local batch size."""
 
 # The fraction of users whose column was recovered, where it is not 1: (variant, images, batch) -> by number of epochs.
@@ -39,7 +39,7 @@ PAPER = {
 def run(settings: Settings, announce: Announce) -> Iterator[Row]:
     users, rounds = (QUICK_USERS, QUICK_ROUNDS) if settings.quick else (USERS, ROUNDS)
     samples = ((8, 4),) if settings.quick else SAMPLES
-    data = fp.data.load("photos", size=32) if settings.quick else _cifar10(settings)
+    data = training_images(settings)
     recover = partial(planted.recover, time_limit=0.0, seed=settings.seed)
     for variant, (momentum, fraction) in VARIANTS.items():
         for images, batch in samples:
@@ -58,8 +58,10 @@ def run(settings: Settings, announce: Announce) -> Iterator[Row]:
                 )
 
 
-def _cifar10(settings: Settings) -> fp.data.ImageSet:
-    """All images of the folder: the test images alone are too few for 100 users."""
+def training_images(settings: Settings) -> fp.data.ImageSet:
+    """All images of the folder: the test images alone are too few for 100 users. Photographs for a quick run."""
+    if settings.quick:
+        return fp.data.load("photos", size=32)
     parts = [fp.data.load("cifar10", split=split, data_dir=settings.data_dir) for split in ("test", "train")]
     images, labels = torch.cat([part.images for part in parts]), torch.cat([part.labels for part in parts])
     return fp.data.ImageSet("cifar10", images, labels, parts[0].class_names)
@@ -107,6 +109,7 @@ RECIPE = Recipe(
     citation=f"{planted.CITATION}, table 1",
     shown=(planted.COLUMNS, planted.SURE, planted.SURE_WRONG),
     run=run,
+    options=("sizes",),
     notes=(
         "The paper's number is the fraction of users whose column is right, within 600 s of Gurobi a user.",
         "Updates differ from round to round: batches are shuffled; 'fraction .9' draws that part of the images anew.",

@@ -40,10 +40,19 @@ class Analytics(NamedTuple):
     tile_most: Tensor
     rate: Tensor
     """(users,): the fraction of rounds a user took part in, as far as counts tell."""
+    tile_weights: Tensor | None = None
+    """(users, tiles, counts): log-likelihood of every count, where counts are under noise."""
 
     @property
     def rounds(self) -> int:
         return self.windows.shape[1]
+
+    @property
+    def informed(self) -> Tensor:
+        """(users,): whether anything at all is known of a user beside the sums."""
+        lengths = self.windows.sum(1)
+        counted = ((self.least > 0) | (self.most < lengths)).any(1)
+        return counted | (self.fixed == 1).any(1)
 
     @property
     def exact(self) -> bool:
@@ -53,7 +62,8 @@ class Analytics(NamedTuple):
     def of(self, users: Tensor) -> Analytics:
         """The same for some of the users."""
         fields = ("least", "most", "fixed", "tile_least", "tile_most", "rate")
-        return self._replace(**{name: getattr(self, name)[users] for name in fields})
+        weights = None if self.tile_weights is None else self.tile_weights[users]
+        return self._replace(**{name: getattr(self, name)[users] for name in fields}, tile_weights=weights)
 
     def tiled(self, values: Tensor, filler: float) -> Tensor:
         """(users, rounds) -> (users, tiles, length)."""
@@ -119,6 +129,13 @@ def read_analytics(windows: Tensor, counts: Tensor, known: Tensor | None, silent
     tile_most = sizes.expand(users, -1).clone()
     tile_least[:, : len(chosen)], tile_most[:, : len(chosen)] = least[:, chosen], most[:, chosen]
     return Analytics(windows, least, most, fixed, tiles, tile_least, tile_most, _rates(tile_least, tile_most, sizes))
+
+
+def unknown_users(users: int, like: Analytics) -> Analytics:
+    """Of so many users nothing is known; silent rounds are those of `like`."""
+    silent = (like.fixed == 0).all(0)
+    windows = torch.zeros(0, like.rounds, dtype=torch.float64, device=silent.device)
+    return read_analytics(windows, windows.new_zeros(users, 0), None, silent, 0)
 
 
 def _checked(windows: Tensor, counts: Tensor, rounds: int) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,8 @@ class UserStatus(StrEnum):
     CERTIFIED = "the only column of zeros and ones that explains the sums and keeps the counts"
     SOLVED = "a column that explains the sums and keeps the counts; that there is no other is not proved"
     AMBIGUOUS = "several columns explain the sums and keep the counts; the alternatives that were found are listed"
-    UNCERTAIN = "the likeliest column found; noise leaves others nearly as likely"
+    UNNAMED = "a column that explains the sums; nothing that is known tells whose it is"
+    UNCERTAIN = "the likeliest column found; others would do nearly as well"
     UNSOLVED = "no column that explains the sums was found"
     GIVEN = "determined by the counts alone, or known beforehand"
     INACTIVE = "never took part"
@@ -27,13 +28,23 @@ class ParticipationStatus(StrEnum):
     PARTIAL_ASSUMED_RANK = (
         "some columns were not found; the sums do not show how many users there are: as many as counted were taken"
     )
+    UNNAMED = "as many columns were found as the sums hold users; nothing that is known tells whose some of them are"
+    UNNAMED_ASSUMED_RANK = (
+        "columns were found whose users are not known; noise hides how many users there are, and whether these are all"
+    )
+    PARTIAL_UNNAMED = "some columns were not found; of others that were, nothing that is known tells whose they are"
+    STOPPED = "stopped before the sums were read: nothing but what was known was used"
     NO_REDUNDANCY = "no more rounds than users: the sums say nothing about participation; more rounds are needed"
     TOO_FEW_PARAMETERS = "fewer parameters than users: the sums cannot tell users apart; longer updates are needed"
 
 
 class Participation(NamedTuple):
     matrix: Tensor
-    """(rounds, users) bool. A column that was not found is the best guess, and `statuses` says so."""
+    """(rounds, users) bool. A column that was not found is the best guess, and `statuses` says so.
+
+    Columns that belong to nobody who was counted come after those of the users. Without counts all columns do; there
+    are as many as the sums hold users, empty where they were not found.
+    """
     certified: Tensor
     """(users,): proved to be the only solution."""
     residual: Tensor

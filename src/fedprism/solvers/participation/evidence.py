@@ -22,6 +22,10 @@ CLEARLY = 30.0
 falls by half of that, enough for thousands of possible exchanges."""
 AT_ONCE = 1 << 24
 """Pairs of rounds that are looked at together: 128 MiB."""
+MOST_FLIPS = 40
+"""Single rounds of a column that are corrected, one after the other."""
+NEAR = 0.5
+"""Squared residual, relative to a random column's, up to which single rounds are corrected."""
 LONG_TILE = 256
 """Rounds of a tile up to which all pairs are compared, and rounds that are paired in longer ones."""
 MOST_EXCHANGES = 100
@@ -58,7 +62,7 @@ class Evidence:
 
     def allowed(self, columns: Tensor) -> Tensor:
         """(users,): largest residual of right columns; its square is a sum of squares of normal variables."""
-        return (self._quantile * self._variance(columns)).sqrt() + self._rounding
+        return (self._quantile * self.variance(columns)).sqrt() + self._rounding
 
     def allowed_at_most(self, ones: Tensor) -> Tensor:
         """(users,): the largest residual of any column with that many ones."""
@@ -66,7 +70,18 @@ class Evidence:
 
     def explains(self, columns: Tensor, known: Analytics) -> Tensor:
         """(users,): whether noise explains what the columns leave over, and all that is known is kept."""
-        return (self.residual(columns) <= self.allowed(columns)) & known.satisfied(columns)
+        return self.within_noise(columns) & known.satisfied(columns)
+
+    def within_noise(self, columns: Tensor) -> Tensor:
+        """(users,): whether noise explains what the columns leave over."""
+        return self.residual(columns) <= self.allowed(columns)
+
+    def of_random(self, columns: Tensor) -> Tensor:
+        """(users,): squared residual to be expected of random columns with as many ones."""
+        live = ~self.space.silent
+        least = 0.5 / int(live.sum())  # of a column that is the same everywhere there is a little to be seen, too
+        share = columns[:, live].double().mean(1).clamp(least, 1 - least)
+        return (share * (1 - share) * self._squares[live].mean() * self.space.equations).clamp(min=1e-300)
 
     def accepts(self, columns: Tensor, known: Analytics) -> Tensor:
         """(users,): whether the columns explain the sums and no exchange does nearly as well."""
@@ -74,16 +89,36 @@ class Evidence:
         chosen = accepted.nonzero()[:, 0]
         if len(chosen):
             exchange = self.best_exchange(columns[chosen], known.of(chosen))
-            accepted[chosen] = exchange.change > CLEARLY * self._variance(columns[chosen])
+            accepted[chosen] = exchange.change > CLEARLY * self.variance(columns[chosen])
         return accepted
 
-    def _variance(self, columns: Tensor) -> Tensor:
+    def variance(self, columns: Tensor) -> Tensor:
+        """(users,): what noise leaves of right columns in each equation, squared."""
         return (columns.double() @ self.space.spread).square().sum(1)
 
     def flip_changes(self, columns: Tensor) -> Tensor:
         """(users, rounds): by how much the squared residual changes if this one round is flipped."""
         itself = self._squares - self._inside.square().sum(1)
         return itself + (2 - 4 * columns.double()) * self._pull(columns)
+
+    def corrected(self, columns: Tensor) -> Tensor:
+        """Columns after the best flips of single rounds, one after the other, where they are near the space already."""
+        columns = columns.clone()
+        moving = (self.residual(columns).square() < NEAR * self.of_random(columns)).nonzero()[:, 0]
+        for _ in range(MOST_FLIPS):
+            change, place = self.flip_changes(columns[moving]).min(1) if len(moving) else (columns, columns)
+            better = change < -WORTHWHILE
+            if not bool(better.any()):
+                break
+            moving, place = moving[better], place[better]
+            columns[moving, place] = ~columns[moving, place]
+        return columns
+
+    def undecided_rounds(self, columns: Tensor) -> Tensor:
+        """(users,): in how many rounds a column may be wrong before noise no longer explains its residual."""
+        live = ~self.space.silent
+        cost = (self._squares - self._inside.square().sum(1))[live].mean()
+        return self.allowed(columns).square() / cost.clamp(min=1e-300)
 
     def _pull(self, columns: Tensor) -> Tensor:
         """(users, rounds): the columns times the Gram matrix of the equations."""
@@ -100,14 +135,13 @@ class Evidence:
         return Exchange(torch.cat([e.change for e in exchanges]), torch.cat([e.columns for e in exchanges]))
 
     def _best_exchange(self, columns: Tensor, known: Analytics) -> Exchange:
-        users = len(columns)
         change = self.flip_changes(columns)
         free = known.fixed < 0
         leaving = torch.where(columns & free, change, torch.inf)
         joining = torch.where(~columns & free, change, torch.inf)
         out, into, best = self._best_pair(leaving, joining, known)
         swapped = columns.clone()
-        who = torch.arange(users, device=columns.device)
+        who = torch.arange(len(columns), device=columns.device)
         possible = torch.isfinite(best)
         swapped[who[possible], out[possible]] = False
         swapped[who[possible], into[possible]] = True

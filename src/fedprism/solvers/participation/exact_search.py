@@ -64,7 +64,7 @@ class ExactSearch:
         """One integer program per user without a column; before them a lattice, which is faster where it is small."""
         columns = self.columns
         explained = columns.evidence.explains(columns.entries, known)  # not clearly, though: no solver can help that
-        users = (~columns.solved & ~explained).nonzero()[:, 0].tolist()
+        users = [user for user in columns.unsolved().tolist() if not explained[user]]
         seconds = self.seconds(len(users))
         if not users or seconds <= 0:
             return

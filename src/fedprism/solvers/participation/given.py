@@ -9,10 +9,29 @@ from torch import Tensor
 
 
 class Given(NamedTuple):
-    windows: Tensor
-    counts: Tensor
+    """`windows` and `counts` are both there or both None."""
+
+    windows: Tensor | None
+    counts: Tensor | None
     known: Tensor | None
     cohort_sizes: Tensor | None
+
+    def over(self, rounds: int, users: int) -> Given:
+        """The same, with no windows in place of None."""
+        if self.windows is not None:
+            return self
+        count = users if self.known is None or self.known.dim() != 2 else self.known.shape[1]
+        nothing = torch.zeros(0, dtype=torch.float64, device=self._device)
+        given = self._replace(windows=nothing.reshape(0, rounds), counts=nothing.reshape(count, 0))
+        if self.cohort_sizes is None or len(self.cohort_sizes) != rounds:
+            return given
+        return given._replace(known=_with_empty_rounds(self.known, self.cohort_sizes, (rounds, count)))
+
+    @property
+    def _device(self) -> torch.device:
+        return next(
+            (value.device for value in (self.known, self.cohort_sizes) if value is not None), torch.device("cpu")
+        )
 
 
 def read_given(
@@ -30,7 +49,12 @@ def read_given(
         None if value is None else torch.as_tensor(value).to(device, torch.float64)
         for value in (windows, counts, known, cohort_sizes)
     )
-    if windows.dim() != 2 or counts.dim() != 2 or not len(counts):
+    if (windows is None) != (counts is None):
+        raise ValueError(
+            f"expected windows and counts, or neither, found only {'windows' if counts is None else 'counts'}; "
+            "give both, or leave both out."
+        )
+    if windows is not None and counts is not None and (windows.dim() != 2 or counts.dim() != 2 or not len(counts)):
         raise ValueError(
             f"expected windows (windows, rounds) and counts (users, windows) of at least one user, found shapes "
             f"{tuple(windows.shape)} and {tuple(counts.shape)}; give one row a window, and one row a user."
@@ -42,8 +66,9 @@ def read_given(
             f"expected count_tolerance as a whole number of at least 0, found {count_tolerance}; 0 is for exact counts."
         )
     if cohort_sizes is not None:
-        _check_cohorts(cohort_sizes, windows.shape[1])
-        known = _with_empty_rounds(known, cohort_sizes, (windows.shape[1], len(counts)))
+        _check_cohorts(cohort_sizes, windows.shape[1] if windows is not None else cohort_sizes.numel())
+        if windows is not None and counts is not None:
+            known = _with_empty_rounds(known, cohort_sizes, (windows.shape[1], len(counts)))
     return Given(windows, counts, known, cohort_sizes)
 
 

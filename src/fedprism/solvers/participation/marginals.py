@@ -77,7 +77,11 @@ def _centred(evidence: Tensor, known: Analytics, highest: int) -> tuple[Tensor, 
     evidence = torch.where(exact[..., None], evidence - middle, evidence).clamp(-limit, limit)
     counts = torch.arange(highest + 1, device=evidence.device)
     rate = known.rate.clamp(LEAST_RATE, 1 - LEAST_RATE)[:, None, None]
-    prior = (counts * (rate / (1 - rate)).log()).clamp(-EXPONENT / 4, EXPONENT / 4).exp()
+    prior = (counts * (rate / (1 - rate)).log()).clamp(-EXPONENT / 4, EXPONENT / 4)
+    if known.tile_weights is not None:  # reports under noise: the likelier ones weigh more
+        prior = prior + known.tile_weights[..., : highest + 1].clamp(min=-EXPONENT / 4)
+        prior = prior - prior.amax(-1, keepdim=True).clamp(min=-EXPONENT / 4)
+    prior = prior.exp()
     inside = (counts >= known.tile_least[..., None]) & (counts <= known.tile_most[..., None])
     return evidence, torch.where(inside, torch.where(exact[..., None], 1.0, prior), 0.0).double()
 

@@ -20,17 +20,21 @@ RESTART_STEPS = (0.5, 0.3)
 """Step lengths of the attempts from random starts, on either side of the usual 0.4."""
 
 
+def search_by_messages(columns: Columns, known: Analytics, progress: Listener) -> None:
+    """The fastest attempt on all users that are not solved yet."""
+    _attempt(columns, known, progress, lambda known, _: message_passing(columns.evidence, known))
+
+
 def search_quickly(columns: Columns, known: Analytics, progress: Listener) -> None:
-    """Try the heuristics one after the other on all users that are not solved yet."""
+    """Try the other heuristics one after the other on all users that are not solved yet."""
     evidence = columns.evidence
     attempt = partial(_attempt, columns, known, progress)
-    attempt(lambda known, _: message_passing(evidence, known))
     if not columns.space.quiet:
         attempt(lambda known, guesses: hopping(evidence, known, start=guesses))
-    if columns.space.quiet or _few_left(columns):
+    if columns.space.quiet or few_left(columns):
         attempt(lambda known, guesses: difference_map(evidence, known, start=guesses))
     for step in RESTART_STEPS:
-        if _few_left(columns):
+        if few_left(columns):
             attempt(partial(_walk_from_anywhere, evidence, step))
     _note_exact_exchanges(columns, known)
 
@@ -44,7 +48,8 @@ def random_like(columns: Tensor, seed: int) -> Tensor:
     return torch.rand(columns.shape, generator=torch.Generator().manual_seed(seed)).to(columns.device)
 
 
-def _few_left(columns: Columns) -> bool:
+def few_left(columns: Columns) -> bool:
+    """Whether what is left over is worth slower attempts."""
     return len(columns.unsolved()) <= FEW * len(columns.solved)
 
 
@@ -83,7 +88,7 @@ def search_with_cohorts(columns: Columns, known: Analytics, sizes: Tensor, progr
     Returns what is known with these entries, which rest on other users' columns: no proof may be built on them.
     """
     while len(users := columns.unsolved()):
-        remaining = sizes - columns.entries[columns.solved].sum(0)
+        remaining = sizes - columns.entries[columns.solved | columns.unnamed].sum(0)
         if bool((remaining < 0).any()) or bool((remaining > len(users)).any()):
             return known  # some solved column must be another user's: no ground to stand on
         decided = torch.where((known.fixed[users] < 0) & (remaining == 0), 0, known.fixed[users])
@@ -93,6 +98,7 @@ def search_with_cohorts(columns: Columns, known: Analytics, sizes: Tensor, progr
         fixed = known.fixed.clone()
         fixed[users] = decided
         known = known._replace(fixed=fixed)
+        search_by_messages(columns, known, progress)
         search_quickly(columns, known, progress)
         if len(columns.unsolved()) == len(users):
             return known

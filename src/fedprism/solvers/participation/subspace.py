@@ -148,7 +148,7 @@ def _padded(rows: Tensor, live: Tensor) -> Tensor:
 
 def _from_sketch(sums: Sums, live: Tensor) -> SignalSpace | None:
     """The space of the sketch, where its rank is clear: all there is to know where the sums are free of noise."""
-    sketch = sums.sketch[live]
+    sketch = sums.sketch[live][:, : sums.parameters]
     # Through the Gram matrix of the sketch's columns: singular values come out to half the digits, which tells signal
     # from rounding error, and the signal's directions to all of them.
     energies, right = torch.linalg.eigh(sketch.T @ sketch)
@@ -240,7 +240,7 @@ def _weighted_long(
     round's energy outside the signal found in the pass before.
     """
     rounds = int(live.sum())
-    sketch = sums.sketch[live]
+    sketch = sums.sketch[live][:, : sums.parameters]
     lengths = sums.squares(parameter_weights)[live]
     weights, _ = _first_weights(live, cohort_sizes)
     for passes in reversed(range(PASSES)):

@@ -11,8 +11,9 @@ from torch import Tensor
 
 BLOCK = 1 << 24
 """Numbers that are held in double precision at a time: 128 MiB."""
-LONG = 4096
-"""Rounds from which on no matrix of all pairs of rounds is made: 128 MiB, and about a minute for its spectrum."""
+LONG = 1500
+"""Rounds from which on no matrix of all pairs of rounds is made: its spectrum, 18 times, would take over ten
+seconds."""
 SILENCE = 1e-6
 """Length of a sum, relative to the longest, up to which nothing may be in it but what masks leave when they cancel."""
 
@@ -31,7 +32,7 @@ class Sums:
         self._gram: Tensor | None = None
         self.parameters = 0
         self.dtype = torch.float64
-        self.once = not isinstance(aggregates, Tensor | np.ndarray | list | tuple)
+        self.once = not may_be_read_again(aggregates)
         rng = torch.Generator().manual_seed(seed)
         sketch: Tensor | None = None
         for block, dtype in doubled_blocks(aggregates, device):
@@ -108,6 +109,11 @@ class Sums:
         for block, _ in doubled_blocks(self.sketch if self.once else self._aggregates, self._device):
             yield block, slice(start, start + block.shape[1])
             start += block.shape[1]
+
+
+def may_be_read_again(aggregates: Any) -> bool:
+    """Whether the sums are not an iterator, which is used up when it was read."""
+    return isinstance(aggregates, Tensor | np.ndarray | list | tuple)
 
 
 def doubled_blocks(aggregates: Any, device: torch.device) -> Iterator[tuple[Tensor, torch.dtype]]:
