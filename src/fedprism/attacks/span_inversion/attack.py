@@ -178,8 +178,9 @@ def _checked(
     if len(images) < samples:
         part = part_of(observation, layers, gradient, images) if guess.status is not None else NO_PART
         return _Found(guess, part.label, part.confirmed, part)
-    known = observation.knowledge.labels
-    labels = known if isinstance(known, Tensor) else explaining_labels(observation, images)
+    known, labels = observation.knowledge.labels, explaining_labels(observation, images)
+    if labels is None and isinstance(known, Tensor):  # in an order that may be another one than that of the images
+        labels = known
     return _Found(guess, labels, certified(observation, images, labels) is True, None)
 
 
