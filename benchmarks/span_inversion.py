@@ -98,6 +98,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=None)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    torch.backends.cudnn.allow_tf32 = False  # clients on a GPU with 10 bits would send rounded gradients
     name = "span_inversion" if args.network == "small" else f"span_inversion_{args.network}_{args.side}"
     output = args.output or Path(__file__).parent / "results" / f"{name}.json"
     rows = json.loads(output.read_text())["rows"] if output.exists() else {}

@@ -57,9 +57,7 @@ def part_of(observation: Observation, layers: list[SpannedLayer], gradient: Upda
 def without(gradient: Update, part: Part) -> dict[str, Tensor]:
     """What is left of a gradient without a part of it."""
     taken = part.gradient
-    return {
-        name: tensor - part.factor * taken[name] if name in taken else tensor for name, tensor in gradient.items()
-    }
+    return {name: tensor - part.factor * taken[name] if name in taken else tensor for name, tensor in gradient.items()}
 
 
 def _part(layers: list[SpannedLayer], gradient: Update, label: Tensor, own: Update) -> Part:
