@@ -23,6 +23,7 @@ from fedprism.attacks.embedding_inversion.answer import LookupStatus
 from fedprism.attacks.imprint import ImprintStatus
 from fedprism.attacks.mkor.reading import ReadingStatus
 from fedprism.attacks.row_space_inversion import RowSpaceStatus
+from fedprism.attacks.span_inversion.attack import SpanInversionStatus
 from fedprism.attacks.token_inversion.attack import TokenStatus
 from fedprism.defenses import DEFENSES, Defense
 from fedprism.solvers import (
@@ -62,6 +63,7 @@ WORKS_ON = {
     "embedding-inversion": "tables that tokens or categories of the input are looked up in, and a dense layer behind",
     "token-inversion": "transformers that are fed tokens: full gradients and LoRA, embeddings frozen or not",
     "row-space-inversion": "a first layer at fewer places than units: recurrent, short series, shared encoders, LoRA",
+    "span-inversion": "layers behind others at fewer places than units, such as a ResNet's last stages; few samples",
     "gradient-matching": ANY_NETWORK,
     "dlg": ANY_NETWORK,
     "idlg": ANY_NETWORK,
@@ -95,6 +97,7 @@ SAYS: dict[str, tuple[type[StrEnum], ...]] = {
     "embedding-inversion": (LookupStatus,),
     "token-inversion": (TokenStatus,),
     "row-space-inversion": (RowSpaceStatus,),
+    "span-inversion": (SpanInversionStatus,),
     "cocktail-party": (ExactStatus, UnmixStatus),
     "disaggregation": (UserStatus,),
     "property-inference": (PropertyStatus,),

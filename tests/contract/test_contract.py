@@ -22,6 +22,7 @@ from fedprism.attacks import (
     MixedSamples,
     PropertyInference,
     RowSpaceInversion,
+    SpanInversion,
 )
 from fedprism.defenses import DEFENSES, Context, Defense
 from fedprism.types import Update, detached
@@ -58,6 +59,8 @@ def quick(name: str) -> Attack:
         return dataclasses.replace(attack, matching=dataclasses.replace(attack.matching, iterations=2))  # type: ignore[type-var]
     if isinstance(attack, RowSpaceInversion):
         return dataclasses.replace(attack, starts=1, steps=2)
+    if isinstance(attack, SpanInversion):
+        return dataclasses.replace(attack, iterations=2, steps=1, restarts=1)
     if isinstance(attack, Encodings):
         return dataclasses.replace(attack, inner=dataclasses.replace(attack.inner, iterations=2))  # type: ignore[type-var]
     return dataclasses.replace(attack, iterations=2) if isinstance(attack, GradientMatching) else attack

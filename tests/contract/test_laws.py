@@ -19,6 +19,7 @@ from fedprism.attacks.gradient_matching.labels import given_labels
 from fedprism.attacks.imprint import ImprintStatus
 from fedprism.attacks.patch_inversion import EXACT as PATCHES_EXACT
 from fedprism.attacks.row_space_inversion import RowSpaceStatus
+from fedprism.attacks.span_inversion.attack import SpanInversionStatus
 from fedprism.attacks.token_inversion.attack import TokenStatus
 from fedprism.solvers import DenseStatus, ExactStatus, FeatureInversion
 from patch_models import small_vit
@@ -29,6 +30,7 @@ EXACT = (
     str(ImprintStatus.EXACT),
     str(LookupStatus.EXACT),
     str(RowSpaceStatus.EXACT),
+    str(SpanInversionStatus.EXACT),
     PATCHES_EXACT,
     str(TokenStatus.EXACT),
 )
@@ -134,6 +136,19 @@ def few_steps() -> UpdateAttack:
     return fp.attacks.RowSpaceInversion(starts=2, steps=15)
 
 
+def spans() -> UpdateAttack:
+    return fp.attacks.SpanInversion(iterations=150, steps=15, restarts=1)
+
+
+def small_digit() -> fp.Batch:
+    return fp.data.load("digits").batch([0])
+
+
+def convolutions() -> nn.Module:
+    first, second = nn.Conv2d(1, 16, 3, 2, 1), nn.Conv2d(16, 32, 3, 2, 1)
+    return nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), nn.Flatten(), nn.Linear(4 * 32, 10))
+
+
 def fishing() -> UpdateAttack:
     return fp.attacks.ClassFishing(target=3, matching=fp.attacks.dense_inversion())
 
@@ -172,6 +187,7 @@ CASES = {
     "row-space-inversion of one output": Case(
         fp.attacks.row_space_inversion, yes_or_no, one_digit_as_yes, "binary_cross_entropy"
     ),
+    "span-inversion": Case(spans, lambda: seeded(convolutions), small_digit),
     "imprint": Case(fp.attacks.imprint, fc2, digits(0, 1, 5)),
     "mkor": Case(fp.attacks.mkor, lambda: seeded(chain, 3), digits(0, 1, 1, 4, 5)),
     "mkor without an absent class": Case(fp.attacks.mkor, lambda: seeded(chain, 3), digits(*range(10), 10)),
@@ -183,7 +199,11 @@ CASES = {
     ),
     "class-fishing": Case(fishing, fc2, digits(0, 1, 2, 3, 4, 5)),
 }
-REFUSED = {"embedding-inversion": "found more with one", "token-inversion": "to tell the tokens of the batch"}
+REFUSED = {
+    "embedding-inversion": "found more with one",
+    "token-inversion": "to tell the tokens of the batch",
+    "span-inversion": "found none",
+}
 """What attacks say that refuse noise."""
 SEARCHES = frozenset(
     {"gradient-matching", "dlg", "idlg", "inverting-gradients", "bn-exact", "bn-infer", "bn-proxy"}

@@ -46,7 +46,7 @@ def test_scores_in_a_notebook_say_what_the_text_says(truth: fp.Truth) -> None:
     page = fp.score(fp.Reconstruction(inputs=truth.inputs[:3], labels=truth.labels), truth)._repr_html_()
     checked(page)
     assert "3 of 5 samples answered" in page
-    assert "Labels: all right." in page
+    assert "Labels: all correct." in page
     assert page.count("<th ") == 3 + 5 + 5, "three headings, five samples, five metrics"
 
 

@@ -61,6 +61,8 @@ from fedprism.attacks.reduction import Then as Then
 from fedprism.attacks.reduction import then as then
 from fedprism.attacks.row_space_inversion import RowSpaceInversion as RowSpaceInversion
 from fedprism.attacks.row_space_inversion import row_space_inversion as row_space_inversion
+from fedprism.attacks.span_inversion.attack import SpanInversion as SpanInversion
+from fedprism.attacks.span_inversion.attack import span_inversion as span_inversion
 from fedprism.attacks.token_inversion.attack import TokenInversion as TokenInversion
 from fedprism.attacks.token_inversion.attack import token_inversion as token_inversion
 from fedprism.attacks.updates import joined as joined
@@ -88,6 +90,7 @@ ATTACKS: dict[str, Callable[[], Attack]] = {
     "token-inversion": token_inversion,
     "patch-inversion": patch_inversion,
     "row-space-inversion": row_space_inversion,
+    "span-inversion": span_inversion,
     "gradient-matching": GradientMatching,
     "dlg": dlg,
     "idlg": idlg,

@@ -36,6 +36,8 @@ class Circumstances:
     """Whether the input feeds a layer of patches that a position parameter or an attention layer opens."""
     few_places: bool
     """Whether the input feeds a layer at fewer places than it has units."""
+    few_inner_places: bool
+    """Whether a layer behind others is fed at fewer places than it has units, enough of them to tell an image."""
     batchnorm_between: bool
     """Whether batch norm stands between an update and what is fed to the model."""
     tampers: bool

@@ -147,7 +147,7 @@ class AttackEntry(Entry):
     def method(self) -> Attack:
         from fedprism.attacks import ATTACKS, Reduction, then
 
-        attack = configured(row(ATTACKS, self.name, "method of attack")(), self.plain, self.name)
+        attack = configured(row(ATTACKS, self.name, "attack")(), self.plain, self.name)
         if self.then is None:
             return attack
         if not isinstance(attack, Reduction):

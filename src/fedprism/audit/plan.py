@@ -348,7 +348,7 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
             content = file.read(MOST_PLAN_BYTES + 1)
     except OSError as error:
         reason = "no such file" if isinstance(error, FileNotFoundError) else (error.strerror or str(error)).lower()
-        raise BadPlan(f"{path.name}: {reason}. Create one with: fedprism init") from error
+        raise BadPlan(f"{path.name or path}: {reason}. Create one with: fedprism init") from error
     if len(content) > MOST_PLAN_BYTES:
         raise BadPlan(f"'{path.name}' is larger than {MOST_PLAN_BYTES} bytes, the limit for a plan. Shorten it.")
     return parse_plan(content)

@@ -199,7 +199,7 @@ def _sample(audit: Audit, kept: Kept, place: str) -> Sample:
     common = {"place": place, "seed": kept.seed, "scores": ", ".join(shown), "answered": answered}
     if audit.columns is not None:
         return Sample(**common, fields=_fields(audit.columns, original, recovered))  # type: ignore[arg-type]
-    if _are_tokens(tensors["recovered"]):
+    if recovered.dtype == torch.int64:
         texts = {"recovered_text": sentence(recovered, original, audit.words) if answered else ""}
         original_text = "" if original is None else sentence(original, None, audit.words)
         return Sample(**common, **texts, original_text=original_text)  # type: ignore[arg-type]
