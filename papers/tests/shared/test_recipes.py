@@ -164,15 +164,15 @@ def test_an_earlier_runs_pictures_do_not_stay(folder: Path, monkeypatch: pytest.
     ("arguments", "expected"),
     [
         (["cpa-tabel-1"], "did you mean cpa-table-1"),
-        (["made-up", "--sizes", "32,many"], "expected --sizes as whole numbers like 32,64, found '32,many'"),
+        (["made-up", "--sizes", "32,many"], "--sizes takes whole numbers such as 32,64, not '32,many'"),
         (["made-up", "--sizes", "0"], "at least 1"),
         (["made-up", "--batches", "0"], "--batches"),
         (["made-up", "--batches", "2"], "found --batches, which would change nothing"),
         (["made-up", "--only", "n=7"], "expected --only to name rows of made-up, found none with n=7"),
         (["made-up", "--only", "seven"], "expected --only as KEY=VALUE, found 'seven'"),
-        (["cpa-table-1"], "expected a data folder that holds cifar10"),
-        (["cpa-table-2", "--data-dir", "."], "expected the test images of imagenet"),
-        (["cpa-table-1", "--device", "nowhere", "--quick"], "expected a device"),
+        (["cpa-table-1"], "cifar10 needs a data folder: none is named"),
+        (["cpa-table-2", "--data-dir", "."], "does not hold the test images of imagenet"),
+        (["cpa-table-1", "--device", "nowhere", "--quick"], "this machine has no device 'nowhere'"),
     ],
 )
 def test_bad_input_is_one_sentence_and_writes_nothing(
