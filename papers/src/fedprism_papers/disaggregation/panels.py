@@ -41,6 +41,7 @@ FIG_5_B = Recipe(
     citation=f"{planted.CITATION}, figure 5b",
     shown=SHOWN_COUNTS,
     run=figure_5_b,
+    options=(),
     notes=("100 users, 600 rounds, one trial.",),
 )
 
@@ -95,6 +96,7 @@ FIG_6_B = Recipe(
     citation=f"{planted.CITATION}, figure 6b",
     shown=(NOISE,),
     run=figure_6_b,
+    options=("sizes",),
     notes=(
         f"{CLIENTS} clients, {REPEATS} rounds each with the same model; the paper shows curves without numbers.",
         f"{NOISE}: variance between rounds over the squared length of the mean update.",
