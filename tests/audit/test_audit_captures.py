@@ -97,6 +97,21 @@ def test_an_update_without_an_answer_is_unexplained() -> None:
     assert (silent_one.samples, silent_one.residual, silent_one.recovered) == (0, 1.0, False)
 
 
+def test_an_update_that_an_attack_does_not_apply_to_leaves_the_others_their_answers() -> None:
+    observation = three_clients()
+    first, *others = observation.rounds
+    without_bias = {name: tensor for name, tensor in first.update.items() if name != "1.bias"}
+    observation = dataclasses.replace(observation, rounds=(dataclasses.replace(first, update=without_bias), *others))
+    found = fp.run(fp.attacks.dense_inversion(), observation)
+    assert "no bias" in found.status
+    refused, read, _ = residuals(observation, found)
+    assert (refused.samples, refused.recovered) == (0, False)
+    assert read.recovered
+    alone = fp.attacks.split_updates(observation)[0]
+    with pytest.raises(fp.NotApplicable):
+        fp.run(fp.attacks.dense_inversion(), alone)
+
+
 def test_a_report_names_the_clients_that_were_recovered(tmp_path: Path) -> None:
     """One of three is hidden by noise: a mean over them would tell nothing."""
     observation = three_clients()
