@@ -61,7 +61,7 @@ class PatchInversion(UpdateAttack):
     """
 
     most_open: int = 384
-    steps: int = 25
+    steps: int = 60
 
     citation: ClassVar[str] = "Lu et al. 2022 (APRIL, position embeddings of Vision Transformers)"
 
