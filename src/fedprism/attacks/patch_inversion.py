@@ -60,7 +60,7 @@ class PatchInversion(UpdateAttack):
     What rounding leaves open is looked for in the rest of the update: at most `most_open` numbers, in `steps` steps.
     """
 
-    most_open: int = 384
+    most_open: int = 256
     steps: int = 60
 
     citation: ClassVar[str] = "Lu et al. 2022 (APRIL, position embeddings of Vision Transformers)"
