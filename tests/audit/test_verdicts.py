@@ -51,7 +51,7 @@ def test_one_verdict_for_results_summary_and_page(
     out = tmp_path / "out"
     audit = run_audit(planned(plan), out, executor=Serial(), checks=Checks(gates=gates))
     assert (audit.conclusion["verdict"], audit.conclusion["exit_code"]) == (verdict, code)
-    assert f"**{verdict.upper()} (random weights): " in (out / "summary.md").read_text()
+    assert f"# {verdict.upper()} (random weights): " in (out / "summary.md").read_text()
     page = report.render(audit)
     assert f'class="card short verdict-card {verdict.replace(" ", "_")}"' in page
     green = "verdict-card protected" in page
