@@ -21,10 +21,10 @@ def load_truth(folder: str | os.PathLike[str], observation: Observation | None =
         return whole_truth(path)
     if not is_kept(path):
         raise BadInput(
-            f"'{path.name}' holds neither a {FILE} nor batches that clients kept. Give a folder with ground truth."
+            f"'{path.name}' has no {FILE} and no batches that clients kept. Give a folder with ground truth."
         )
     if observation is None:
         raise BadInput(
-            f"the batches in '{path.name}' belong to a capture that is not given. Call load_truth(folder, observation)."
+            f"the batches in '{path.name}' belong to a capture. Give it, too: load_truth(folder, observation)."
         )
     return kept_truth(path, observation)

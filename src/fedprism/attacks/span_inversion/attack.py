@@ -28,6 +28,7 @@ from fedprism.attacks.span_inversion.spanned import Network, SpannedLayer, descr
 from fedprism.client.observed import direction
 from fedprism.errors import NotApplicable
 from fedprism.naming import preset
+from fedprism.runtime.cuda_graphs import Engine
 from fedprism.types import Observation, Reconstruction, Update
 
 NO_SPANS = "every layer of this model is applied at more places than it has units"
@@ -91,6 +92,10 @@ class SpanInversion(UpdateAttack):
         return None if circumstances.few_inner_places else NO_SPANS
 
     def attack_update(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
+        with Engine().settings():  # a GPU's convolutions with 10 bits would hide what is exact
+            return self._answer(observation, rng)
+
+    def _answer(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
         knowledge = observation.knowledge
         samples = knowledge.batch_size
         assert isinstance(samples, int)
@@ -99,7 +104,7 @@ class SpanInversion(UpdateAttack):
         passes = (knowledge.local_epochs or 1) if observation.round.kind == "delta" else 1
         first = spanned_layers(network, gradient, samples, passes)
         together = samples if network.by_batch else 1
-        _check(network, first, together, knowledge.sample_shape, samples)
+        _check(first, together, knowledge.sample_shape, samples)
         found, remaining, layers = list[_Found](), dict(gradient), first
         while len(found) * together < samples and _determined(layers, together, knowledge.sample_shape):
             tried = list[_Found]()
@@ -156,7 +161,7 @@ def _determined(layers: list[SpannedLayer], together: int, shape: tuple[int, ...
     return equations > together * math.prod(shape)
 
 
-def _check(network: Network, layers: list[SpannedLayer], together: int, shape: tuple[int, ...], samples: int) -> None:
+def _check(layers: list[SpannedLayer], together: int, shape: tuple[int, ...], samples: int) -> None:
     if not _determined(layers, together, shape):
         found = ", ".join(layer.candidate.operation.weight for layer in layers) or "none"
         raise NotApplicable(
@@ -177,9 +182,10 @@ def _checked(
     images = _as_sent(observation, guess.images)
     if len(images) < samples:
         part = part_of(observation, layers, gradient, images) if guess.status is not None else NO_PART
-        return _Found(guess, part.label, part.confirmed, part)
-    known = observation.knowledge.labels
-    labels = known if isinstance(known, Tensor) else explaining_labels(observation, images)
+        return _Found(guess, None if part.label is None else part.label.cpu(), part.confirmed, part)
+    known, labels = observation.knowledge.labels, explaining_labels(observation, images)
+    if labels is None and isinstance(known, Tensor):  # in an order that may be another one than that of the images
+        labels = known
     return _Found(guess, labels, certified(observation, images, labels) is True, None)
 
 
@@ -201,8 +207,8 @@ def _answer(observation: Observation, found: list[_Found], scale: Scale, layers:
     if gain:
         images = _filling(images, scale)
     inputs = _as_sent(observation, images)
-    labels = [each.labels for each in found]
-    together = torch.cat([each for each in labels if each is not None]) if None not in labels else None
+    labels = [each.labels for each in found if each.labels is not None]
+    together = torch.cat(labels) if len(labels) == len(found) else None
     return Reconstruction(
         inputs=inputs,
         labels=together,

@@ -51,6 +51,9 @@ class ColumnSolution(NamedTuple):
     outcome: ColumnOutcome
 
 
+Objective: TypeAlias = Literal["any", "least residual"]
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ColumnProgram:
     """What is known of one user's column p.
@@ -69,7 +72,7 @@ class ColumnProgram:
     upper: Floats
     fixed: Integers
     excluded: Bools
-    objective: Literal["any", "least residual"] = "any"
+    objective: Objective = "any"
     time_limit: float = 60.0
 
     def without(self, *columns: Bools) -> ColumnProgram:
