@@ -31,7 +31,7 @@ from fedprism.naming import preset
 from fedprism.runtime.cuda_graphs import Engine
 from fedprism.types import Observation, Reconstruction, Update
 
-NO_SPANS = "every layer of this model is applied at more places than it has units"
+NO_SPANS = "too few layers are applied at fewer places than they have units, or a step of it takes long on this device"
 ACCURACY = 0.01
 """Expected error, in parts of the range of inputs, up to which an image counts as determined: 40 dB."""
 USUAL_REACH = 4.0
