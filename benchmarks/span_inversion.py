@@ -6,8 +6,9 @@
 
 The small network has convolutions of 32, 96, 96, 192 and 192 channels with strides 1, 2, 1, 2, 1, and is trained on
 half of the CIFAR-10 test photographs, shrunk to 16 px; the attacked photographs are of the other half. Seconds are
-those of the processor, or of the clock on a GPU. PSNR is of the images as the attack returns them; "up to gain" multiplies each
-by the one number that fits best, for networks that hide it. Without a data folder the embedded photographs stand in.
+those of the processor, or of the clock on a GPU. PSNR is of the images as the attack returns them; "up to gain"
+multiplies each by the one number that fits best, for networks that hide it. Without a data folder the
+embedded photographs are used.
 Writes benchmarks/results/span_inversion.json after every row, and prints what is expected to hold and whether it does.
 """
 

@@ -32,6 +32,7 @@ html_theme = "furo"
 html_title = f"fedprism {__version__}"
 html_show_copyright = False
 html_copy_source = False
+smartquotes = False  # two dashes begin an option
 
 myst_heading_anchors = 3
 

@@ -136,7 +136,9 @@ def test_a_frozen_layer_is_not_said_to_be_read(capsys: pytest.CaptureFixture[str
 
 def test_a_misfit_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "checked_code:broken", "--data", "checked_code:rows"]) == 2
-    assert "expected a model that accepts inputs of shape (6,)" in " ".join(capsys.readouterr().err.split())
+    assert "the model does not accept the inputs of client 0, of shape (6,)" in " ".join(
+        capsys.readouterr().err.split()
+    )
 
 
 def test_numbers_beside_categories_are_said_to_be_read(capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,6 +162,6 @@ def test_what_does_not_fit_is_not_said_to_read_a_layer(capsys: pytest.CaptureFix
 
 def test_what_breaks_in_a_short_run_is_not_called_slow(capsys: pytest.CaptureFixture[str]) -> None:
     out = checked("Silent", "rows", capsys)
-    assert "dense-inversion: expected a loss that depends on trained parameters" in out
+    assert "dense-inversion: the loss does not depend on trained parameters" in out
     assert "longer than could be waited for" not in out
     assert "attacks that fit:\n  none\n" in out

@@ -55,7 +55,7 @@ def test_an_honest_model_passes(folder: Path, capsys: pytest.CaptureFixture[str]
     assert cli.main(["inspect", "honest.safetensors", "--reference", "honest.safetensors", *WITH_CODE]) == 0
     printed = capsys.readouterr()
     assert "Nothing serious" in printed.out
-    assert "no proof" in printed.out
+    assert "does not prove" in printed.out
     assert printed.err == ""
 
 
@@ -155,4 +155,4 @@ def test_hostile_names_do_not_reach_the_terminal(folder: Path, capsys: pytest.Ca
 
 def test_help_says_what_it_is_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["inspect", "--help"]) == 0
-    assert "exit code 1" in " ".join(capsys.readouterr().out.split())
+    assert "Exit code 1" in " ".join(capsys.readouterr().out.split())

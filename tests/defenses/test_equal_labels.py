@@ -131,7 +131,7 @@ def test_a_class_of_too_few_samples_is_refused_before_its_turn() -> None:
 
 
 def test_soft_labels_are_refused() -> None:
-    with pytest.raises(BadInput, match="expects whole labels"):
+    with pytest.raises(BadInput, match="needs whole labels"):
         drawn(EqualLabels(), fp.Batch(torch.zeros(2, 1), torch.full((2, 3), 1 / 3)))
 
 
@@ -175,4 +175,4 @@ def test_a_plan_has_batches_of_one_class(words: str) -> None:
 def test_a_plan_that_the_data_is_not_enough_for_is_refused() -> None:
     found = audited('"equal-labels"', size=150, clients=11)
     assert found.state == "failed"
-    assert "equal-labels expects 150 samples of one class for each of 11 clients" in found.reason
+    assert "equal-labels needs 150 samples of one class for each of 11 clients" in found.reason

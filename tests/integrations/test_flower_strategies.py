@@ -390,7 +390,7 @@ def test_averaging_is_not_touched_by_a_recorder_that_fails(
     where = "fedprism.integrations"
     places = [
         (f"{where}.flower.following.carried_by", "what was sent in round 1"),
-        (f"{where}.flower.following.examples_of", "what came back in round 1"),
+        (f"{where}.flower.following.examples_of", "the answers of round 1"),
         (f"{where}.recording.round_of", "round 1"),
         (f"{where}.recording.save_findings", "the findings of round 1"),
         ("fedprism.captures.growing.write_tensors", "round 1"),

@@ -103,7 +103,7 @@ def test_every_number_is_that_of_the_results(real: Path) -> None:
         defense = entry["configuration"]["defense"]
         assert f"{entry['metrics']['ssim']['mean']:.3g}" in page.text
         assert f"{costs[defense]['accuracy']:.1%}" in page.text
-        assert f"{entry['recovered']} of {entry['samples']} samples" in page.text
+        assert f"{entry['recovered']} of {entry['samples']}" in page.text
         title = "no defense" if defense == "none" else defense
         assert f"{title}: {entry['recovered'] / entry['samples']:.0%} recovered" in page.all("svg")[0]["aria-label"]
     assert costs["dp-sgd(noise=1.0)"]["epsilon"] > 0

@@ -28,6 +28,7 @@ MODULES = {  # where a module has several recipes, `:` and the name of this one
     "cpa-table-4": "cocktail_party.tables_1_3_and_4:TABLE_4",
     "cpa-table-5": "cocktail_party.features:TABLE_5",
     "cpa-fig-7": "cocktail_party.features:FIG_7",
+    "cpa-dense-heads": "cocktail_party.features:DENSE_HEADS",
     "cpa-defenses": "cocktail_party.defenses",
     "disaggregation-fig-2": "disaggregation.figures:FIG_2",
     "disaggregation-fig-3": "disaggregation.times:FIG_3",

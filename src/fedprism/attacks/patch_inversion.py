@@ -82,7 +82,8 @@ class PatchInversion(UpdateAttack):
         size = observation.knowledge.batch_size
         if isinstance(size, int) and size > 1:
             raise NotApplicable(
-                f"patch-inversion expects the update of one sample, found one of {size}; use gradient-matching instead."
+                f"patch-inversion expects the update of one sample, found one of {size}; use row-space-inversion for "
+                "few patches, else gradient-matching."
             )
         level, spread = _expected(observation, layer)
         solved = _solved(observation, layer, gradient, layer.fed(level), spread)

@@ -33,6 +33,8 @@ MOST_DAMPINGS = 8
 """Dampings that are tried for one step."""
 SETTLED = 1e-3
 """Part of the misfit that a step must gain for another one to follow."""
+ROUNDING_ONLY = 4.0
+"""Mean square of what is left, in units of rounding, from which it is nothing else."""
 
 
 class Refined(NamedTuple):
@@ -69,7 +71,7 @@ def refine(observation: Observation, samples: Tensor, directions: Tensor, labels
         else:
             break
         numbers, left = tried, after
-        if gained < SETTLED * cost:
+        if gained < SETTLED * cost or float(left.square().mean()) < ROUNDING_ONLY:
             break
     spread = torch.linalg.inv(matrix / noise + torch.eye(len(matrix), dtype=torch.float64))
     error = ((spread @ misfit.directions) * misfit.directions).sum(0).clamp_min(0).sqrt()

@@ -5,8 +5,9 @@ Numbers are compared instead of code being read: two texts that differ in one to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -167,6 +168,10 @@ class TokenModel:
             data = [self.by_place(fed[reader.number], len(part), places) for reader in readers]
             pieces.append([each[:, length - 1].cpu() for each in data if each is not None])
         return [torch.cat(column) for column in zip(*pieces, strict=True)]
+
+    def fed_by(self, readers: Sequence[Reader]) -> Callable[[Tensor], list[Tensor]]:
+        """A function of texts (n, t) that says what the readers are fed at the last token."""
+        return partial(self.fed, readers)
 
     def moves(self, reader: Reader, gradient: Update) -> bool:
         """Whether what a reader is fed depends on parameters that were trained."""

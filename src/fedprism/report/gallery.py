@@ -19,13 +19,12 @@ from fedprism.evaluation.verdict import leak_of
 from fedprism.experiments import Outcome
 from fedprism.report.advice import closeness
 from fedprism.report.configurations import Configuration, label
+from fedprism.report.sentences import sentence
 
 MOST_SHOWN = 24
 """Configurations with samples: a page stays small however large the audit is."""
 SHOWN_SCORES = ("psnr", "ssim", "columns", "tokens", "tokens-in-place")
 """Scores under a sample."""
-MOST_PLACES = 60
-"""Whole numbers of a sample that are shown."""
 PLACES = ("closest match", "median", "weakest match")
 
 
@@ -200,20 +199,15 @@ def _sample(audit: Audit, kept: Kept, place: str) -> Sample:
     common = {"place": place, "seed": kept.seed, "scores": ", ".join(shown), "answered": answered}
     if audit.columns is not None:
         return Sample(**common, fields=_fields(audit.columns, original, recovered))  # type: ignore[arg-type]
-    if _are_tokens(recovered):
-        texts = {"recovered_text": _as_text(recovered) if answered else ""}
-        return Sample(**common, **texts, original_text="" if original is None else _as_text(original))  # type: ignore[arg-type]
+    if recovered.dtype == torch.int64:
+        texts = {"recovered_text": sentence(recovered, original, audit.words) if answered else ""}
+        original_text = "" if original is None else sentence(original, None, audit.words)
+        return Sample(**common, **texts, original_text=original_text)  # type: ignore[arg-type]
     return Sample(
         **common,  # type: ignore[arg-type]
         original=None if original is None else address(original / 255),
         recovered=address(recovered / 255) if answered else None,
     )
-
-
-def _as_text(tokens: Tensor) -> str:
-    """The numbers of the tokens: an audit knows no words for them."""
-    more = " …" if len(tokens) > MOST_PLACES else ""
-    return " ".join(map(str, tokens[:MOST_PLACES].tolist())) + more
 
 
 def _fields(columns: tuple[Column, ...], original: Tensor | None, recovered: Tensor) -> tuple[Field, ...]:

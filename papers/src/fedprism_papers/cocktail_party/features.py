@@ -11,14 +11,30 @@ import fedprism as fp
 from fedprism.attacks import Attack
 from fedprism.client.update import Protocol
 from fedprism_papers.cocktail_party import methods as cpa
-from fedprism_papers.cocktail_party.gradients import BINS, CLOSE, COSINE, COSINES, MEDIAN_COSINE, VictimBatches
+from fedprism_papers.cocktail_party.gradients import (
+    BINS,
+    CLOSE,
+    CONFIRMED,
+    COSINE,
+    COSINES,
+    MEDIAN_COSINE,
+    VictimBatches,
+)
 from fedprism_papers.cocktail_party.published_objective import embedding_objective
 from fedprism_papers.cocktail_party.tables_1_3_and_4 import FEDAVG, TRAINING
 from fedprism_papers.shared.base import Announce, Measured, Recipe, Row, Settings
-from fedprism_papers.shared.cells import TableCell, attack_cells
+from fedprism_papers.shared.cells import TableCell, attack_cell, attack_cells
 from fedprism_papers.shared.measuring import LPIPS, PSNR
 from fedprism_papers.shared.sheets import bar_chart, sparkline
-from fedprism_papers.shared.victims import CHANNELS, CLIENT_IMAGES, QUICK_CHANNELS, cnn_photos, vgg16_imagenet
+from fedprism_papers.shared.victims import (
+    CHANNELS,
+    CLIENT_IMAGES,
+    QUICK_CHANNELS,
+    Victim,
+    cnn_photos,
+    trained_cnn,
+    vgg16_imagenet,
+)
 
 BATCHES = {32: 5, 64: 5, 128: 5, 256: 3, 512: 1, 1024: 1}
 SIZES, FEDAVG_SIZES, QUICK_SIZES = tuple(BATCHES), (16, 32, 64, 128), (8, 16)
@@ -157,6 +173,48 @@ def figure_7(settings: Settings, announce: Announce) -> Iterator[Row]:
             caption=f"How many of ours have a cosine in each of {BINS} equal steps from 0 (left) to 1 (right).",
         )
 
+
+# --- trained convolutional networks with a dense head: how many images are confirmed ----------------------------------
+
+HEADS, QUICK_HEADS = (256, 512, 1024), (256,)  # units of the first dense layer
+ACTIVE, QUICK_SHARES = (0.15, 0.4, 0.8), (0.15, 0.8)  # features above zero before training
+HEAD_POOLS, QUICK_HEAD_POOLS = (8, 4), (4,)  # sides of the maps that features are averaged to
+HEAD_SIZES, HEAD_BATCHES = (16, 32, 64), 3  # images per batch, batches per cell
+
+
+def dense_heads(settings: Settings, announce: Announce) -> Iterator[Row]:
+    pools, heads, shares = (
+        (QUICK_HEAD_POOLS, QUICK_HEADS, QUICK_SHARES) if settings.quick else (HEAD_POOLS, HEADS, ACTIVE)
+    )
+    methods: dict[str, Attack] = {cpa.ICA: cpa.ours(exact=False, images=0), cpa.OURS: cpa.ours(images=0)}
+    for pool, width, share in itertools.product(pools, heads, shares):
+        first: dict[str, str | int | float] = {"features": QUICK_CHANNELS * pool**2, "units": width, "threshold": share}
+        victim: Victim | None = None
+        for size in settings.sizes_or(HEAD_SIZES, QUICK_SIZES[:1]):
+            if not settings.wants({**first, "n": size}):
+                continue
+            if victim is None:
+                announce(f"{first}: training the network")
+                victim = trained_cnn(settings, width=width, active=share, pool=pool)
+            attacked = VictimBatches(victim=victim, size=size, batches=settings.batches_or(HEAD_BATCHES))
+            fed = victim.embed(attacked.observe(None, 0, settings)[1].tensor, settings.device)
+            entries, notes = attack_cell(attacked, methods, settings, announce, f"{first}, {size} images")
+            measured = {"active features, %": float(100 * (fed > 0).double().mean())}
+            yield Row(cell={**first, "n": size}, entries={**measured, **entries}, notes=(victim.note, *notes))
+
+
+DENSE_HEADS = Recipe(
+    name="cpa-dense-heads",
+    summary="Cocktail Party Attack on trained convolutional networks: images confirmed by width, batch and features",
+    citation=f"No table of a paper: our form of {cpa.CITATION} behind trained convolutions",
+    shown=(COSINE, CONFIRMED),
+    run=dense_heads,
+    options=("sizes", "batches", "only"),
+    notes=(
+        cpa.FEATURES,
+        "threshold: features above zero before training; active features: those of the first batch after it.",
+    ),
+)
 
 FIG_7 = Recipe(
     name="cpa-fig-7",

@@ -26,7 +26,7 @@ from fedprism_papers.shared.cells import Attacked, AttackTrial
 from fedprism_papers.shared.measuring import Scores, samples_of, score_images
 from fedprism_papers.shared.victims import Victim, equal_parts, part
 
-COSINE, MEDIAN_COSINE, CLOSE = "cosine", "median cosine", "over 0.9"
+COSINE, MEDIAN_COSINE, CLOSE, CONFIRMED = "cosine", "median cosine", "over 0.9", "confirmed"
 CLOSE_COSINE = 0.9
 """Above it a feature vector counts as close."""
 COSINES = "cosines from 0 to 1"
@@ -99,6 +99,7 @@ class VictimBatches(Attacked):
             COSINE: float(cosines.mean()),
             MEDIAN_COSINE: float(cosines.median()),
             CLOSE: float((cosines > CLOSE_COSINE).double().mean()),
+            CONFIRMED: float(answer.diagnostics.get("confirmed") or 0) / len(cosines),
         }
         return Scores(values | scores.values, {"cosines": cosines, **scores.tensors}, seconds)
 

@@ -45,7 +45,7 @@ QUICK_NOTE = (
 _FORMATS = {
     **dict.fromkeys(("PSNR", "best PSNR", "worst PSNR"), "{:.1f} dB"),
     **dict.fromkeys(("over 25 dB", "over 40 dB", "trials exact", "error of the sum"), "{:.0%}"),
-    **dict.fromkeys(("columns right", "entries right", "certified", "certified wrong"), "{:.1%}"),
+    **dict.fromkeys(("columns right", "entries right", "certified", "certified wrong", "confirmed"), "{:.1%}"),
     **dict.fromkeys(("said", "said wrongly"), "{:.1%}"),
 }
 

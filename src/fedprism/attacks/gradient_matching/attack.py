@@ -142,12 +142,12 @@ class GradientMatching(UpdateAttack):
 
         if self.batchnorm != BatchNorm():
             if not circumstances.batchnorm_between:
-                return "no batch-norm layer of this model stands in the way"
-            return None if self == presets.bn_infer() else "bn-infer stands for it; a plan may name it"
+                return "the model has no batch-norm layers"
+            return None if self == presets.bn_infer() else "variant of bn-infer; a plan can name it"
         if circumstances.dense_layer_tells:
-            return "closed forms apply to this model; a plan may name it all the same"
+            return "exact attacks apply to this model; a plan can name it all the same"
         standard = self == presets.inverting_gradients()
-        return None if standard else "inverting-gradients stands for it; a plan may name it"
+        return None if standard else "variant of inverting-gradients; a plan can name it"
 
     def attack_update(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
         before = rng.get_state()

@@ -25,7 +25,7 @@ from fedprism.errors import NotApplicable
 from fedprism.network.token_layers import TokenModel
 from fedprism.solvers.tokens.prefixes import PrefixStatus, Texts
 from fedprism.solvers.tokens.pursuit import PursuitStatus
-from fedprism.types import Observation, Reconstruction
+from fedprism.types import Observation, Reconstruction, Update
 
 NO_TABLES = "no entry of the input is looked up in a table of this model"
 MOST_TRIED = 1
@@ -67,10 +67,10 @@ class TokenInversion(UpdateAttack):
         own_layers(layers)
         found = find_tokens(model, layers)
         if not len(found.tokens):
-            reader, space = found.reading
             raise NotApplicable(
-                f"token-inversion expects '{reader.name}' to tell the tokens of the batch, found that {found.status} "
-                f"(rank {space.rank} of {space.rows}); use a smaller batch or more rows."
+                f"token-inversion expects '{found.reading.reader.name}' to tell the tokens of the batch, found that "
+                f"{found.status} (rank {found.reading.space.rank} of {found.reading.space.rows})"
+                f"{_first_step(gradient)}; use a smaller batch or more rows."
             )
         size = observation.knowledge.batch_size
         samples = size if isinstance(size, int) else None
@@ -90,6 +90,12 @@ class TokenInversion(UpdateAttack):
 def token_inversion() -> TokenInversion:
     """Texts from the layers that are fed their tokens: full gradients and LoRA."""
     return TokenInversion()
+
+
+def _first_step(gradient: Update) -> str:
+    """What to say if the factors that are fed the tokens have no gradient, as if the others are still zero."""
+    silent = [name for name, tensor in gradient.items() if tensor.dim() > 1 and not bool(tensor.any())]
+    return f", and that '{silent[0]}' has no gradient, as in the first step of LoRA" if silent else ""
 
 
 def _checked(

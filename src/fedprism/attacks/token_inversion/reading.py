@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -10,24 +13,39 @@ from torch import Tensor
 from fedprism.client.observed import local_steps
 from fedprism.errors import NotApplicable
 from fedprism.network.token_layers import Reader, Sight, TokenModel
-from fedprism.solvers.tokens.prefixes import Texts, grow, pursue_text
+from fedprism.solvers.tokens.prefixes import Texts, grow, pursue_texts
 from fedprism.solvers.tokens.pursuit import MOST_INSIDE, PursuitStatus, pursue
 from fedprism.solvers.tokens.span import RowSpace, in_span, row_space
 from fedprism.types import Observation, Update
 
 DIFFERENCE_ROUNDING = 0.3
 """Deviation of a difference of two parameters, in units of the precision of the largest: even over one step."""
-MOST_LAYERS = 8
-"""Layers whose row spaces say which token comes next, if each of them says little."""
+MOST_LAYERS = 16
+"""Layers whose row spaces say together which token comes next, if each of them says little."""
 SURE_LAYERS = 3
 """Layers whose row spaces say which texts are there, if each says it alone."""
 
 
-class Reading(NamedTuple):
-    """A group of layers and the row space of its gradients."""
+@dataclass(frozen=True)
+class Reading:
+    """A group of layers and the row space of its gradients, computed when it is asked for."""
 
     reader: Reader
-    space: RowSpace
+    rows: tuple[Tensor, ...]
+    error: float
+
+    @cached_property
+    def space(self) -> RowSpace:
+        return row_space(self.rows, self.error)
+
+    @property
+    def width(self) -> int:
+        return self.rows[0].shape[1]
+
+    @property
+    def height(self) -> int:
+        """Most directions that its gradients can have."""
+        return min(self.width, sum(len(each) for each in self.rows))
 
 
 class Found(NamedTuple):
@@ -44,21 +62,19 @@ class Found(NamedTuple):
 
 
 def readings(observation: Observation, model: TokenModel, gradient: Update) -> list[Reading]:
-    """The row spaces of all layers that are fed one vector per token."""
-    several = observation.round.kind == "delta" and local_steps(observation.round, observation.knowledge) != 1
+    """All layers that are fed one vector per token; of several local steps, those that were fed the same in each."""
     readers = model.readers(gradient)
-    if several:
+    if observation.round.kind == "delta" and local_steps(observation.round, observation.knowledge) != 1:
         readers = [reader for reader in readers if not model.moves(reader, gradient)]
-    return [Reading(reader, _space(observation, reader, gradient)) for reader in readers[:MOST_LAYERS]]
+    return [Reading(reader, tuple(reader.rows(gradient)), _difference_error(observation, reader)) for reader in readers]
 
 
-def _space(observation: Observation, reader: Reader, gradient: Update) -> RowSpace:
-    params = observation.round.params
-    error = 0.0
-    if observation.round.kind == "delta":
-        used = [params[operation.weight] for operation in reader.operations]
-        error = max(DIFFERENCE_ROUNDING * torch.finfo(each.dtype).eps * float(each.abs().max()) for each in used)
-    return row_space(reader.rows(gradient), error)
+def _difference_error(observation: Observation, reader: Reader) -> float:
+    """The deviation of the entries of a difference of parameters by the rounding of these."""
+    if observation.round.kind != "delta":
+        return 0.0
+    used = [observation.round.params[operation.weight] for operation in reader.operations]
+    return max(DIFFERENCE_ROUNDING * torch.finfo(each.dtype).eps * float(each.abs().max()) for each in used)
 
 
 def find_tokens(model: TokenModel, layers: list[Reading]) -> Found:
@@ -67,7 +83,7 @@ def find_tokens(model: TokenModel, layers: list[Reading]) -> Found:
     everything = torch.arange(model.vocabulary)
     reading = _fullest(own)
     if reading is None:
-        reading = max(own, key=lambda each: each.space.basis.shape[1])
+        reading = max(own, key=lambda each: each.width)
         if reading.reader.placed:
             return Found(everything[:0], None, PursuitStatus.CROWDED, 0, reading)
     if not reading.reader.placed:
@@ -86,36 +102,40 @@ def find_tokens(model: TokenModel, layers: list[Reading]) -> Found:
 def _fullest(readings: list[Reading]) -> Reading | None:
     """Of the layers that hold all that they were fed, one that was fed most: others got no error at some places."""
     complete = [reading for reading in readings if reading.space.complete]
-    return max(complete, key=lambda each: (each.space.rank, each.space.basis.shape[1]), default=None)
+    return max(complete, key=lambda each: (each.space.rank, each.width), default=None)
 
 
 def find_texts(model: TokenModel, layers: list[Reading], found: Found, samples: int | None) -> Texts | None:
     """The texts that the tokens make up, by the layers that see earlier tokens, too; None if no layer tells."""
-    mixing = [
-        reading
-        for reading in layers
-        if reading.reader.sight is Sight.EARLIER and 0 < reading.space.rank < reading.space.basis.shape[1]
-    ]
-    fullest = _fullest(mixing)
-    complete = [r for r in mixing if fullest and r.space.complete and r.space.rank == fullest.space.rank][:SURE_LAYERS]
+    mixing = [reading for reading in layers if reading.reader.sight is Sight.EARLIER]
     if not len(found.tokens) or not mixing:
         return None
-    if not complete:
-        if samples != 1:
-            return None
-        fed = _feeding(model, mixing)
-        return pursue_text(fed, [reading.space for reading in mixing], found.at_place, places=model.places)
-    most = min(reading.space.rank for reading in complete)
-    return grow(
-        _feeding(model, complete),
-        [reading.space for reading in complete],
+    # Layers with fewer rows than texts have beginnings hold none of these by themselves.
+    highest = max(reading.height for reading in mixing)
+    sure = [reading for reading in mixing if reading.height == highest][: SURE_LAYERS + 1]
+    fullest = _fullest(sure)
+    if fullest is not None:
+        complete = [r for r in sure if r.space.complete and r.space.rank == fullest.space.rank][:SURE_LAYERS]
+        return grow(
+            _feeding(model, complete),
+            [reading.space for reading in complete],
+            found.at_place,
+            places=model.places,
+            most=fullest.space.rank,
+        )
+    open_layers = [r for r in mixing if r.height == highest < r.width][:MOST_LAYERS]
+    if not open_layers:
+        return None
+    return pursue_texts(
+        model.fed_by([reading.reader for reading in open_layers]),
+        [reading.space for reading in open_layers],
         found.at_place,
         places=model.places,
-        most=most,
+        one=samples == 1,
     )
 
 
-def _feeding(model: TokenModel, layers: list[Reading]):  # type: ignore[no-untyped-def]
+def _feeding(model: TokenModel, layers: list[Reading]) -> Callable[[int, Tensor], Tensor]:
     def fed(number: int, texts: Tensor) -> Tensor:
         return model.fed([layers[number].reader], texts)[0]
 

@@ -113,17 +113,22 @@ def _inside(vectors: Tensor, shares: Tensor, taken: Tensor, rest: Tensor, errors
     return near[in_span(vectors[near], together).inside]
 
 
+def needed_for(space: RowSpace, unit: Tensor) -> tuple[Tensor, Tensor]:
+    """Which of the vectors (n, width) of length one the rows need, and how much of each row they miss together."""
+    shares = torch.linalg.lstsq(unit.T, space.basis.T, driver="gelsd").solution  # (n, rank)
+    missed = (space.basis - shares.T @ unit).norm(dim=1)
+    # Without a vector, what it adds to each row goes missing, up to what the other vectors make up for.
+    apart = 1 / torch.linalg.pinv(unit @ unit.T).diagonal().clamp_min(1e-12).sqrt()
+    return (apart[:, None] * shares.abs() > NEEDED * (space.errors + LEAST_ERROR)).any(1), missed
+
+
 def _finished(space: RowSpace, vectors: Tensor, chosen: Tensor, greedy: int, status: PursuitStatus) -> Pursuit:
     """The chosen vectors that the rows need, and whether these explain the rows."""
     for _ in range(2):
         unit = torch.nn.functional.normalize(vectors[chosen].double(), dim=1)
         if not len(unit) or len(unit) > MARGIN * unit.shape[1]:
             return Pursuit(chosen[:0], 0, 1.0, PursuitStatus.CROWDED)
-        shares = torch.linalg.lstsq(unit.T, space.basis.T).solution  # (chosen, rank)
-        missed = (space.basis - shares.T @ unit).norm(dim=1)
-        # Without a vector, what it adds to each row goes missing, up to what the other vectors make up for.
-        apart = 1 / torch.linalg.inv(unit @ unit.T).diagonal().clamp_min(1e-12).sqrt()
-        needed = (apart[:, None] * shares.abs() > NEEDED * (space.errors + LEAST_ERROR)).any(1)
+        needed, missed = needed_for(space, unit)
         if bool(needed.all()):
             break
         greedy -= int((~needed[:greedy]).sum())

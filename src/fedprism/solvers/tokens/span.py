@@ -59,10 +59,12 @@ def row_space(gradients: Sequence[Tensor], error: float = 0.0) -> RowSpace:
         nothing = torch.zeros(0, width, dtype=torch.float64)
         return RowSpace(nothing, nothing[:, 0], 0, complete=False)
     rows = torch.cat(scaled)
+    outputs = len(rows)
+    rows = torch.linalg.qr(rows, mode="r").R if outputs > width else rows
     _, sizes, directions = torch.linalg.svd(rows, full_matrices=False)
-    noise = _noise(sizes, len(rows), width)
+    noise = _noise(sizes, outputs, width)
     errors = noise * math.sqrt(width) / sizes
-    kept = int((sizes > UNEVEN * noise * (math.sqrt(len(rows)) + math.sqrt(width))).sum())
+    kept = int((sizes > UNEVEN * noise * (math.sqrt(outputs) + math.sqrt(width))).sum())
     return RowSpace(directions[:kept], errors[:kept], len(sizes), complete=0 < kept < len(sizes))
 
 
