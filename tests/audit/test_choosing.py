@@ -21,6 +21,14 @@ def network():
     )
 """
 
+WIDE = """
+from torch import nn
+def network():
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 32, 3, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(128, 10)
+    )
+"""
+
 
 def grid(lines: str) -> str:
     return f"{START}[grid]\n{lines}\n"
@@ -158,3 +166,19 @@ def test_recorded_sums_are_taken_apart_without_being_asked(tmp_path: Path) -> No
     assert finished.record is not None
     assert "3 of 3 users" in finished.record.status
     assert any("LocalDpMod" in each.why for each in laid.skipped), "what a server cannot see is said"
+
+
+def test_spans_are_tried_where_few_places_tell_an_image(tmp_path: Path) -> None:
+    (tmp_path / "h10_wide.py").write_text(WIDE)
+    (tmp_path / "plan.toml").write_text(
+        START.replace('name = "fc2"\nkwargs = { hidden = 8 }', 'factory = "h10_wide:network"')
+    )
+    chosen = {attack for attack, _ in combinations(lay_out(prepare(tmp_path / "plan.toml")))}
+    assert "span-inversion" in chosen
+    (tmp_path / "h11_narrow.py").write_text(NORMALISED)
+    (tmp_path / "plan.toml").write_text(
+        START.replace('name = "fc2"\nkwargs = { hidden = 8 }', 'factory = "h11_narrow:network"')
+    )
+    left = lay_out(prepare(tmp_path / "plan.toml")).skipped
+    why = {name: each.why for each in left for name in each.what.split(", ")}
+    assert "at fewer places than they have units" in why["span-inversion"]
