@@ -53,12 +53,15 @@ def refine(observation: Observation, samples: Tensor, directions: Tensor, labels
     Each equation is weighed by what single precision makes of it, so that small rows tell as much as large ones.
     """
     misfit = _Misfit(observation, samples.double(), directions.double().flatten(1), labels)
-    numbers, damping, fresh = torch.zeros(len(directions), dtype=torch.float64), FIRST_DAMPING, True
+    numbers = torch.zeros(len(directions), dtype=torch.float64, device=samples.device)
+    damping, fresh = FIRST_DAMPING, True
     left = misfit(numbers)
     slopes = misfit.slopes(numbers, left)
     for step in range(steps):
         progress.report(step, steps)
         noise = float(left.square().mean())
+        if noise < ROUNDING_ONLY:
+            break
         matrix, pull = slopes.T @ slopes, slopes.T @ left + noise * numbers
         matrix.diagonal().add_(noise)
         tried = numbers - torch.linalg.solve(matrix + damping * torch.diag(matrix.diagonal()), pull)
@@ -68,14 +71,15 @@ def refine(observation: Observation, samples: Tensor, directions: Tensor, labels
         damping = damping / EASED if gained > 0 else damping * TIGHTENED
         if gained > 0:
             numbers, left = tried, after
-        if float(left.square().mean()) < ROUNDING_ONLY or (fresh and 0 < gained < SETTLED * cost) or damping > HOPELESS:
+        if (fresh and 0 < gained < SETTLED * cost) or damping > HOPELESS:
             break
         # Slopes cost as much as there are open numbers: they are kept as long as they lead on fast.
         if gained > KEPT * cost or (fresh and gained <= 0):
             fresh = fresh and gained <= 0
         else:
             slopes, fresh = misfit.slopes(numbers, left), True
-    spread = torch.linalg.inv(matrix / noise + torch.eye(len(matrix), dtype=torch.float64))
+    noise = float(left.square().mean())
+    spread = noise * torch.linalg.pinv(slopes.T @ slopes + noise * torch.eye(len(numbers)).to(slopes), hermitian=True)
     error = ((spread @ misfit.directions) * misfit.directions).sum(0).clamp_min(0).sqrt()
     return Refined(misfit.moved(numbers), error.view_as(samples))
 
@@ -109,7 +113,7 @@ class _Misfit:
     def _update(self, forward: Forward, samples: Tensor) -> list[Tensor]:
         like = forward.target[0]
         inputs = self.observation.knowledge.shaped(samples.to(like.dtype), like=like)
-        return [tensor.detach() for tensor in forward(inputs, self.labels, create_graph=False)]
+        return [tensor.detach() for tensor in forward(inputs, self.labels.to(like.device), create_graph=False)]
 
     def moved(self, numbers: Tensor) -> Tensor:
         return self.samples + (numbers @ self.directions).view_as(self.samples)
