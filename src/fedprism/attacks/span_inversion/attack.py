@@ -31,7 +31,7 @@ from fedprism.naming import preset
 from fedprism.runtime.cuda_graphs import Engine
 from fedprism.types import Observation, Reconstruction, Update
 
-NO_SPANS = "every layer of this model is applied at more places than it has units"
+NO_SPANS = "too few layers are applied at fewer places than they have units, or a step of it takes long on this device"
 ACCURACY = 0.01
 """Expected error, in parts of the range of inputs, up to which an image counts as determined: 40 dB."""
 USUAL_REACH = 4.0
@@ -62,7 +62,8 @@ class SpanInversionStatus(StrEnum):
 class _Found(NamedTuple):
     guess: Guess
     labels: Tensor | None
-    confirmed: bool
+    explains: bool
+    """Whether the images explain the update, or their part of it, to rounding error."""
     part: Part | None
 
 
@@ -108,13 +109,13 @@ class SpanInversion(UpdateAttack):
         found, remaining, layers = list[_Found](), dict(gradient), first
         while len(found) * together < samples and _determined(layers, together, knowledge.sample_shape):
             tried = list[_Found]()
-            while len(tried) < self.restarts and not (tried and tried[-1].confirmed):
+            while len(tried) < self.restarts and not (tried and tried[-1].explains):
                 guess = self._search(network, layers, (together, *knowledge.sample_shape), scale, rng)
                 tried.append(_checked(observation, layers, remaining, guess, samples))
-            confirmed = tried[-1].confirmed
-            found += [tried[-1]] if confirmed else _different(tried, samples // together - len(found))
-            if not confirmed:
+            if not tried[-1].explains:
+                found += _different(tried, samples // together - len(found))
                 break
+            found.append(tried[-1])
             part = tried[-1].part
             if part is not None:
                 remaining = without(remaining, part)
@@ -207,17 +208,18 @@ def _answer(observation: Observation, found: list[_Found], scale: Scale, layers:
     if gain:
         images = _filling(images, scale)
     inputs = _as_sent(observation, images)
-    labels = [each.labels for each in found if each.labels is not None]
-    together = torch.cat(labels) if len(labels) == len(found) else None
+    told = [each.labels for each in found if each.labels is not None]
+    labels = torch.cat(told) if len(told) == len(found) else None
+    confirmed = [each.explains and each.guess.error <= ACCURACY * scale.reach for each in found]
     return Reconstruction(
         inputs=inputs,
-        labels=together,
+        labels=labels,
         ambiguity=frozenset({"order"}),
-        status=_status(observation, found, inputs, together, gain=gain, accuracy=ACCURACY * scale.reach),
+        status=_status(observation, found, inputs, labels, confirmed, gain=gain),
         diagnostics={
             "layers": layers,
             "share_outside": [each.guess.share for each in found],
-            "confirmed": [each.confirmed for each in found],
+            "confirmed": confirmed,
             "expected_error": [each.guess.error / scale.reach for each in found],
             "open_directions": [len(each.guess.open) for each in found],
             "least_squares": [str(each.guess.status or "not begun") for each in found],
@@ -230,18 +232,17 @@ def _status(
     found: list[_Found],
     inputs: Tensor,
     labels: Tensor | None,
+    confirmed: list[bool],
     *,
     gain: bool,
-    accuracy: float,
-) -> str:
-    samples = observation.knowledge.batch_size
-    explained = certified(observation, inputs, labels) if len(inputs) == samples else False
+) -> SpanInversionStatus:
+    complete = len(inputs) == observation.knowledge.batch_size
+    explained = certified(observation, inputs, labels) if complete else False
     if explained:
         if gain:
             return SpanInversionStatus.GAIN
-        determined = all(each.guess.error <= accuracy for each in found)
-        return SpanInversionStatus.EXACT if determined else SpanInversionStatus.AMBIGUOUS
-    if any(each.confirmed for each in found):
+        return SpanInversionStatus.EXACT if all(confirmed) else SpanInversionStatus.AMBIGUOUS
+    if any(confirmed):
         return SpanInversionStatus.PARTIAL
     if all(each.guess.status is None for each in found):
         return SpanInversionStatus.APPROXIMATE
