@@ -112,7 +112,11 @@ class LinksBetweenFolders(SphinxPostTransform):
         here = address(Path(self.env.doc2path(self.env.docname)))
         for link in list(self.document.findall(pending_xref)):
             page = Path(link["reftarget"] + ".md")
-            if page.is_absolute() and page.is_file():
+            if not page.is_absolute() or not page.is_file():
+                continue
+            if page.relative_to(ROOT).parts[0] not in ("docs", "research"):
+                link.replace_self(link.children)  # no page of the site
+            else:
                 part = f"#{link['reftargetid']}" if link.get("reftargetid") else ""
                 target = os.path.relpath(address(page), here.parent) + part
                 link.replace_self(nodes.reference("", "", *link.children, refuri=target))

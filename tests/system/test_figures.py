@@ -42,7 +42,7 @@ def test_a_changed_figure_is_found(pictures: ModuleType, figures: dict[str, Any]
 
 def test_the_pictures_are_those_that_were_made(pictures: ModuleType, figures: dict[str, Any]) -> None:
     shown = {Path(target).name for target in re.findall(r"docs/pictures/[\w.-]+\.png", README)}
-    assert shown == set(figures["pictures"])
+    assert shown <= set(figures["pictures"])
     for name, digest in figures["pictures"].items():
         assert pictures.digest(pictures.PICTURES / name) == digest, "run make pictures"
 
