@@ -386,7 +386,7 @@ def test_a_limit_that_would_not_be_kept_is_refused(tmp_path: Path, capsys: pytes
 
 def test_workers_and_ray_exclude_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["audit", str(written(tmp_path)), "--workers", "2", "--ray", "local"]) == 2
-    assert "leave one out" in sentence(capsys)
+    assert "Leave one out" in sentence(capsys)
 
 
 def test_a_terminal_is_shown_how_far_it_is() -> None:

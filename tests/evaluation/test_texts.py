@@ -45,5 +45,5 @@ def test_texts_without_an_answer_count_as_nothing() -> None:
 
 def test_numbers_are_no_texts() -> None:
     truth = fp.Truth(inputs=torch.rand(1, 4), labels=torch.tensor([0]), owners=("a",))
-    with pytest.raises(fp.errors.BadInput, match="expected texts"):
+    with pytest.raises(fp.errors.BadInput, match="no texts as whole numbers"):
         score_texts(fp.Reconstruction(inputs=torch.rand(1, 4)), truth)
