@@ -42,6 +42,10 @@ newest:
 tables: $(VENV)/.installed
 	$(BIN)/python docs/tables.py
 
+# The pictures and figures of README, from runs: a minute or two, and Chromium for the report.
+pictures: $(VENV)/.installed
+	$(BIN)/python docs/pictures.py
+
 # The documentation as a site, build/docs/index.html; a warning is an error.
 docs: $(VENV)/.installed
 	$(BIN)/python -m sphinx -W --keep-going -q -d build/doctrees docs build/docs

@@ -1,17 +1,21 @@
 """How the documentation becomes a site: `make docs`, then open build/docs/index.html.
 
 The pages are the Markdown files of this folder, which read as well where the code is hosted. The long studies of
-research/ are built into build/docs/research. The reference comes from the docstrings: plain sentences with `names` in
-backticks, of which `as_markup` makes reStructuredText.
+research/ are built into build/docs/research. A notebook is a page, too, with the outputs that it keeps. The reference
+comes from the docstrings: plain sentences with `names` in backticks, of which `as_markup` makes reStructuredText.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from docutils import nodes
+from myst_parser.parsers.sphinx_ import MystParser
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.transforms.post_transforms import SphinxPostTransform
@@ -23,10 +27,12 @@ author = "the fedprism authors"
 version = release = __version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
+source_suffix = {".md": "markdown", ".ipynb": "notebook"}
 html_theme = "furo"
 html_title = f"fedprism {__version__}"
 html_show_copyright = False
 html_copy_source = False
+smartquotes = False  # two dashes begin an option
 
 myst_heading_anchors = 3
 
@@ -77,6 +83,26 @@ def in_its_place(app: Sphinx, what: str, name: str, thing: object, skip: bool, o
     return True if solver and app.env.docname != "reference/api-solvers" else None
 
 
+class NotebookParser(MystParser):
+    """A notebook as a page: its Markdown, its code, and what the code showed when it was last run."""
+
+    supported = ("notebook",)
+
+    def parse(self, inputstring: str, document: nodes.document) -> None:
+        super().parse("\n\n".join(as_markdown(json.loads(inputstring))), document)
+
+
+def as_markdown(notebook: dict[str, Any]) -> Iterator[str]:
+    """The parts of a notebook's page."""
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"])
+        yield source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```"
+        for output in cell.get("outputs", ()):
+            shown = output.get("data", {"text/plain": output.get("text", ())})
+            html, text = "".join(shown.get("text/html", ())), "".join(shown["text/plain"])
+            yield f"````{{raw}} html\n{html}\n````" if html else f"```text\n{text}\n```"
+
+
 class LinksBetweenFolders(SphinxPostTransform):
     """Links from docs/ to research/ and back, which are two builds: one is below the other as the folder `research`."""
 
@@ -100,6 +126,7 @@ def address(page: Path) -> Path:
 
 def setup(app: Sphinx) -> None:
     app.add_post_transform(LinksBetweenFolders)
+    app.add_source_parser(NotebookParser)
     app.connect("autodoc-process-docstring", _on_docstring)
     app.connect("autodoc-skip-member", in_its_place)
 

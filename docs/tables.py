@@ -23,6 +23,8 @@ from fedprism.attacks.embedding_inversion.answer import LookupStatus
 from fedprism.attacks.imprint import ImprintStatus
 from fedprism.attacks.mkor.reading import ReadingStatus
 from fedprism.attacks.row_space_inversion import RowSpaceStatus
+from fedprism.attacks.span_inversion.attack import SpanInversionStatus
+from fedprism.attacks.token_inversion.attack import TokenStatus
 from fedprism.defenses import DEFENSES, Defense
 from fedprism.solvers import (
     DecodeStatus,
@@ -59,7 +61,9 @@ WORKS_ON = {
     "dense-inversion": DENSE_FIRST,
     "patch-inversion": "patches that do not overlap, with a position parameter (Vision Transformers); one sample",
     "embedding-inversion": "tables that tokens or categories of the input are looked up in, and a dense layer behind",
-    "row-space-inversion": "a first layer at fewer places than units: recurrent, short series, shared encoders, LoRA",
+    "row-space-inversion": "layers at fewer places than units: recurrent, series, few patches, several inputs, LoRA",
+    "token-inversion": "transformers that are fed tokens: full gradients and LoRA, embeddings frozen or not",
+    "span-inversion": "layers behind others at fewer places than units, such as a ResNet's last stages; few samples",
     "gradient-matching": ANY_NETWORK,
     "dlg": ANY_NETWORK,
     "idlg": ANY_NETWORK,
@@ -91,7 +95,9 @@ SAYS: dict[str, tuple[type[StrEnum], ...]] = {
     "dense-inversion": (DenseStatus,),
     "patch-inversion": (PatchStatus,),
     "embedding-inversion": (LookupStatus,),
+    "token-inversion": (TokenStatus,),
     "row-space-inversion": (RowSpaceStatus,),
+    "span-inversion": (SpanInversionStatus,),
     "cocktail-party": (ExactStatus, UnmixStatus),
     "disaggregation": (UserStatus,),
     "property-inference": (PropertyStatus,),

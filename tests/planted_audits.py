@@ -55,6 +55,7 @@ def attack(psnr: float = 12.0, ssim: float = 0.1, **changes: Any) -> dict[str, A
         "baselines": {"psnr": {"blank": 12.0, "mean": 13.0, "noise": 8.0, "other": 9.0}, "ssim": {"mean": 0.1}},
         "by_column": {},
         "samples": 2,
+        "recovered": 2 if psnr >= 30.0 or ssim >= 0.5 else 0,
         "returned": 2,
         "labels_leaked": None,
         "residual": 0.25,
@@ -70,14 +71,21 @@ def attack(psnr: float = 12.0, ssim: float = 0.1, **changes: Any) -> dict[str, A
 
 def captured(**changes: Any) -> dict[str, Any]:
     """A capture without truth: no score, a residual."""
-    entry = attack(metrics={}, baselines={}, samples=0, returned=0, residual=1.5e-5)
+    entry = attack(metrics={}, baselines={}, samples=0, recovered=0, returned=0, residual=1.5e-5)
     entry["configuration"] = {"kind": "capture", "capture": "1: run-1", "attack": "idlg", "settings": "Idlg()"}
     return {**entry, **changes}
 
 
 def utility(defense: str, accuracy: float, epsilon: float | None = None) -> dict[str, Any]:
     entry = attack(
-        metrics={}, baselines={}, samples=0, returned=0, residual=None, knowledge_used=[], outcomes={"done": 1}
+        metrics={},
+        baselines={},
+        samples=0,
+        recovered=0,
+        returned=0,
+        residual=None,
+        knowledge_used=[],
+        outcomes={"done": 1},
     )
     entry["configuration"] = {
         "kind": "utility",

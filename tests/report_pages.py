@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -48,11 +46,6 @@ class Page(HTMLParser):
     @property
     def text(self) -> str:
         return " ".join(" ".join(self.words).split())
-
-    @property
-    def plot(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.scripts[0])
-        return found
 
 
 def hostile_audit(folder: Path, pictures: torch.Tensor | None = None) -> Audit:

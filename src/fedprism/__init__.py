@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from fedprism.evaluation.residuals import residual
     from fedprism.evaluation.scoring import Scores, match, score, score_participation, score_updates
     from fedprism.evaluation.showing import show
+    from fedprism.evaluation.texts import TextScores, score_texts
     from fedprism.recorder import Recorder, record
     from fedprism.report.auditing import audit
     from fedprism.runner import run
@@ -64,6 +65,7 @@ _HOME = {
     "evaluation.residuals": ("residual",),
     "evaluation.scoring": ("Scores", "match", "score", "score_participation", "score_updates"),
     "evaluation.showing": ("show",),
+    "evaluation.texts": ("TextScores", "score_texts"),
     "recorder": ("Recorder", "record"),
     "runner": ("run",),
     "simulation.federation": ("simulate",),
@@ -90,6 +92,7 @@ __all__ = [
     "Round",
     "Scenario",
     "Scores",
+    "TextScores",
     "ThreatModel",
     "Truth",
     "attacks",
@@ -119,6 +122,7 @@ __all__ = [
     "save_truth",
     "score",
     "score_participation",
+    "score_texts",
     "score_updates",
     "show",
     "simulate",

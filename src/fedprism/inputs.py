@@ -59,8 +59,8 @@ def single_tensor(inputs: Inputs) -> Tensor:
     if isinstance(inputs, Tensor):
         return inputs
     raise NotApplicable(
-        f"this method expects a model that is fed one tensor, found one that is fed {described(inputs)}; use a method "
-        "that reads such inputs."
+        f"this method needs a model with one input tensor; this one takes {described(inputs)}. Use a "
+        "method that reads such inputs."
     )
 
 
@@ -69,8 +69,8 @@ def single_shape(shape: InputShape) -> tuple[int, ...]:
     if is_single(shape):
         return tuple(int(size) for size in shape)  # type: ignore[arg-type]
     raise NotApplicable(
-        f"this method expects a model that is fed one tensor, found one that is fed {len(shape)}; use a method that "
-        "reads such inputs."
+        f"this method needs a model with one input tensor; this one takes {len(shape)}. Use a method "
+        "that reads such inputs."
     )
 
 

@@ -56,7 +56,7 @@ def check_inputs(attack: Attack, shape: InputShape | None, types: InputTypes | N
     readers = [name for name, each in methods.items() if each.reads_any_inputs and isinstance(each, UpdateAttack)]
     fed = described(blank_inputs(shape, types, 1))
     raise NotApplicable(
-        f"{attack.name} expects a model that is fed one tensor of floating-point numbers, found {fed}; "
+        f"{attack.name} needs a model with one input tensor of floating-point numbers, not {fed}; "
         f"{'use ' + ' or '.join(readers) if readers else 'no method of the table reads such inputs'}."
     )
 

@@ -49,6 +49,9 @@ Ambiguity: TypeAlias = Literal["order", "sign", "scale", "places", "counts", "sa
 """What an attack cannot know: the order of its samples, the sign or the scale of their numbers; of whole numbers, which
 place of a sample each stands in, how often, or in which sample."""
 
+LEAST_BEYOND = 1e-3
+"""Values beyond [0, 1] by less are shown as they are: it is no level of the 256 of a picture."""
+
 
 @dataclass(frozen=True, repr=False)
 class Batch(ShortRepr):
@@ -282,7 +285,8 @@ def _samples_html(title: str, inputs: Inputs | None, labels: Tensor | None, *sen
     beyond = False
     for name, tensor in by_name(inputs).items():
         few = tensor[: html.MOST_SAMPLES].detach().cpu()
-        if html.are_pictures(few) and len(few) and not bool(((few >= 0) & (few <= 1)).all()):
+        inside = (few >= -LEAST_BEYOND) & (few <= 1 + LEAST_BEYOND)
+        if html.are_pictures(few) and len(few) and not bool(inside.all()):
             few, beyond = stretched(few.nan_to_num(0.0, 0.0, 0.0)), True
         rows.append((name, partial(html.sample, few, name=name)))
     count = len(first_tensor(inputs))

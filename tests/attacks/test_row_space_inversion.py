@@ -11,23 +11,24 @@ from torch import Tensor, nn
 
 import fedprism as fp
 from fedprism.attacks.row_space_inversion import RowSpaceStatus
+from patch_models import SmallViT
 
 CLASSES = 5
 
 
 class Recurrent(nn.Module):
-    def __init__(self, cells: type[nn.Module] = nn.LSTM) -> None:
+    def __init__(self, cells: type[nn.Module] = nn.LSTM, features: int = 6) -> None:
         super().__init__()
-        self.cells, self.head = cells(6, 20, batch_first=True), nn.Linear(20, CLASSES)
+        self.cells, self.head = cells(features, 20, batch_first=True), nn.Linear(20, CLASSES)
 
     def forward(self, steps: Tensor) -> Tensor:
         return self.head(self.cells(steps)[0][:, -1])
 
 
 class Series(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, window: int = 6) -> None:
         super().__init__()
-        self.first, self.second = nn.Conv1d(2, 24, 6, stride=2), nn.Conv1d(24, 16, 3)
+        self.first, self.second = nn.Conv1d(2, 24, window, stride=2), nn.Conv1d(24, 16, 3)
         self.head = nn.Linear(16, CLASSES)
 
     def forward(self, series: Tensor) -> Tensor:
@@ -46,6 +47,18 @@ class Siamese(nn.Module):
         return self.head(self.encoder(first) - 2 * self.encoder(second))
 
 
+class Towers(nn.Module):
+    """Two inputs by name, each with dense layers of its own."""
+
+    def __init__(self, bias: bool = True) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(8, 24, bias=bias), nn.Linear(5, 16, bias=bias)
+        self.head = nn.Linear(40, CLASSES)
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        return self.head(torch.cat([torch.tanh(self.one(left)), torch.tanh(self.other(right))], 1))
+
+
 class Adapter(nn.Module):
     """LoRA: a frozen layer with two trained factors beside it."""
 
@@ -62,6 +75,10 @@ def pairs(samples: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
     return torch.randn(samples, 8, generator=rng), torch.randn(samples, 8, generator=rng)
 
 
+def sides(samples: int, rng: torch.Generator) -> dict[str, Tensor]:
+    return {"left": torch.randn(samples, 8, generator=rng), "right": torch.randn(samples, 5, generator=rng)}
+
+
 def drawn(*shape: int) -> Callable[[int, torch.Generator], Tensor]:
     return lambda samples, rng: torch.randn(samples, *shape, generator=rng)
 
@@ -71,16 +88,31 @@ CASES = {
     "GRU": (lambda: Recurrent(nn.GRU), drawn(3, 6), 1),
     "series": (Series, drawn(2, 20), 1),
     "Siamese": (Siamese, pairs, 1),
+    "towers": (Towers, sides, 1),
+    "towers, two samples": (Towers, sides, 2),
+    "towers without bias": (lambda: Towers(bias=False), sides, 1),
+    "LSTM, two samples": (Recurrent, drawn(1, 6), 2),
+    "long steps, two samples": (lambda: Recurrent(features=16), drawn(2, 16), 2),
+    "long windows, two samples": (lambda: Series(12), drawn(2, 18), 2),
     "LoRA": (Adapter, drawn(10), 1),
     "LoRA, two samples": (Adapter, drawn(10), 2),
     "dense, three samples": (lambda: nn.Sequential(nn.Linear(9, 16), nn.Tanh(), nn.Linear(16, CLASSES)), drawn(9), 3),
 }
 
 
+TWO_PICTURES = {
+    "patches": (
+        lambda: SmallViT((1, 4, 8), patch=4, width=16, depth=1, classes=CLASSES),
+        drawn(1, 4, 8),
+        2,
+    )
+}
+
+
 def attacked(
     name: str, seed: int, starts: int = 8, **settings: object
 ) -> tuple[fp.Reconstruction, fp.Truth, float | None]:
-    kind, inputs, samples = CASES[name]
+    kind, inputs, samples = {**CASES, **TWO_PICTURES}[name]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = kind()
@@ -99,6 +131,12 @@ def test_samples_come_out_exactly(name: str, seed: int) -> None:
     assert answer.status == RowSpaceStatus.EXACT
     assert residual is not None
     assert residual < 1e-4
+    assert all(value is not None and value > 60 for value in fp.score(answer, truth, metrics=("psnr",)).values["psnr"])
+
+
+def test_two_pictures_of_few_patches_come_out_exactly() -> None:
+    answer, truth, _ = attacked("patches", 0)
+    assert answer.status == RowSpaceStatus.EXACT
     assert all(value is not None and value > 60 for value in fp.score(answer, truth, metrics=("psnr",)).values["psnr"])
 
 

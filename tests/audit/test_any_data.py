@@ -126,10 +126,10 @@ def test_a_dry_run_tells_what_cannot_run_and_does_not_price_it(
     ("model", "data", "loss", "words"),
     [
         ("Broken", "rows", "own_code:own_loss", "KeyError: 'nothing', in own_code.py, line"),
-        ("Table", "nothing", "own_code:own_loss", "expected data.factory own_code:nothing to return inputs"),
+        ("Table", "nothing", "own_code:own_loss", "data.factory own_code:nothing must return inputs"),
         ("Table", "rows", "own_code:broken_loss", "in own_code.py, line"),
         ("Table", "rows", "own_code:missing_loss", "own_code:missing_loss"),
-        ("Table", "rows", "no_loss", "expected the name of a loss"),
+        ("Table", "rows", "no_loss", "no loss is called"),
     ],
 )
 def test_errors_of_ones_own_code_are_one_sentence(

@@ -83,7 +83,7 @@ def test_any_number_of_workers_gives_the_same_results(tmp_path: Path, capsys: py
     assert (tmp_path / "alone" / "results.json").read_bytes() == (tmp_path / "two" / "results.json").read_bytes()
     printed = capsys.readouterr()
     assert "is beyond the limit of 15" in printed.out
-    assert "8 of 8 cells" in printed.err
+    assert "8 of 8 runs" in printed.err
 
 
 @pytest.fixture
@@ -276,7 +276,7 @@ def test_a_folder_is_continued_only_on_purpose_and_with_the_same_plan(
     results = (out / "results.json").read_bytes()
     with pytest.raises(BadInput, match="--resume"):
         run_audit(planned(SMALL), out)
-    with pytest.raises(BadInput, match=r"found that grid\.seeds changed"):
+    with pytest.raises(BadInput, match=r"the plan changed.*grid\.seeds"):
         run_audit(planned(SMALL.replace("seeds = [0, 1]", "seeds = [0, 1, 2]")), out, resume=True)
     other = written(tmp_path, SMALL.replace('"psnr"', '"mse"'))
     assert cli.main(["audit", str(other), "-o", str(out), "--resume"]) == 2

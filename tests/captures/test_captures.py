@@ -188,12 +188,12 @@ def test_inputs_and_labels_of_every_kind_come_back(kind: Kind, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("knowledge", "words"),
     [
-        ({"input_shape": [4], "input_types": ["int64"]}, "in the structure of input_shape"),
-        ({"input_shape": [[4], [2]], "input_types": "int64"}, "in the structure of input_shape"),
-        ({"input_shape": {"a": [4]}, "input_types": {"b": "int64"}}, "in the structure of input_shape"),
-        ({"input_types": "int64"}, "in the structure of input_shape"),
+        ({"input_shape": [4], "input_types": ["int64"]}, "have the structure of input_shape"),
+        ({"input_shape": [[4], [2]], "input_types": "int64"}, "have the structure of input_shape"),
+        ({"input_shape": {"a": [4]}, "input_types": {"b": "int64"}}, "have the structure of input_shape"),
+        ({"input_types": "int64"}, "have the structure of input_shape"),
         ({"input_shape": [4], "input_types": "object"}, "input_types"),
-        ({"input_shape": [[4096, 4096], [4096, 4096]]}, "values in one input"),
+        ({"input_shape": [[4096, 4096], [4096, 4096]]}, "one input holds at most"),
     ],
 )
 def test_types_and_shapes_that_do_not_fit_together_are_refused(
@@ -432,7 +432,7 @@ def test_nothing_that_exists_is_written_over(kind: str, tmp_path: Path) -> None:
         target.write_text("mine")
     else:
         target.symlink_to(tmp_path / "nowhere")
-    with pytest.raises(BadInput, match="found that 'capture' exists; choose another name"):
+    with pytest.raises(BadInput, match=r"'capture' already exists\. Choose another name"):
         fp.captures.save(observe(), target)
     assert list(tmp_path.iterdir()) == [target]
 
@@ -447,7 +447,7 @@ def test_a_disk_that_fills_up_leaves_nothing(after: int, tmp_path: Path, monkeyp
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(BadInput, match="found: No space left on device; choose a place with room"):
+    with pytest.raises(BadInput, match="cannot be written: No space left on device"):
         fp.captures.save(observe(), tmp_path / "some" / "where" / "capture")
     assert list(tmp_path.iterdir()) == []
     fp.captures.save(observe(), tmp_path / "some" / "where" / "capture")
@@ -476,7 +476,7 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_place_that_is_no_folder_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(BadInput, match="expected to write the capture 'capture', found: "):
+    with pytest.raises(BadInput, match="the capture 'capture' cannot be written: "):
         fp.captures.save(observe(), tmp_path / "file" / "capture")
 
 
@@ -487,11 +487,11 @@ class Own(fp.defenses.Defense):
 @pytest.mark.parametrize(
     ("knowledge", "words"),
     [
-        (fp.Knowledge(loss=lambda outputs, labels: outputs.sum()), "a function of its own; withhold the loss"),
-        (fp.Knowledge(defense=Own()), "expected a defense out of prune"),
+        (fp.Knowledge(loss=lambda outputs, labels: outputs.sum()), "not a function. Withhold the loss"),
+        (fp.Knowledge(defense=Own()), "only the defenses prune"),
         (fp.Knowledge(bounds=(0.0, float("inf"))), "'knowledge.bounds.1'"),
-        (fp.Knowledge(batch_size=(1, 2)), "one batch_size for each of 1 rounds, found 2"),
-        (fp.Knowledge(local_lr=torch.tensor(0.1)), "expected knowledge that JSON can hold"),  # type: ignore[arg-type]
+        (fp.Knowledge(batch_size=(1, 2)), "one value for each of 1 rounds, not 2"),
+        (fp.Knowledge(local_lr=torch.tensor(0.1)), "JSON cannot hold this knowledge"),  # type: ignore[arg-type]
     ],
 )
 def test_what_could_not_be_read_back_is_not_written(knowledge: fp.Knowledge, words: str, tmp_path: Path) -> None:

@@ -39,21 +39,27 @@ def normalised_by_exact_statistics() -> object:
 
 
 WRONG: dict[str, tuple[Callable[[], object], str]] = {
-    "pruning all": (lambda: Prune(1.0), "found 1.0"),
-    "pruning less than nothing": (lambda: Prune(-0.1), "found -0.1"),
-    "all features": (lambda: Soteria(1.0), "found 1.0"),
-    "features, not a number": (lambda: Soteria(float("nan")), "found nan"),
-    "more mixed than a client holds": (lambda: simulated(some_data(3), MixUp(4)), "k = 4 samples to mix, found 3"),
-    "more hidden than a client holds": (lambda: simulated(some_data(3), InstaHide(4)), "k = 4 samples to mix, found 3"),
-    "more mixed than there is to train on": (lambda: trained(some_data(3), MixUp(4)), "k = 4 samples to mix, found 3"),
-    "no labels, mixing": (lambda: simulated(some_data(labels=False), MixUp(2)), "labels for client 0.*found None"),
-    "no labels, equal": (lambda: simulated(some_data(labels=False), EqualLabels(1)), "labels for client 0.*found None"),
-    "no labels, training": (lambda: trained(some_data(labels=False), fp.chain()), "labels in train, found None"),
+    "pruning all": (lambda: Prune(1.0), "not 1.0"),
+    "pruning less than nothing": (lambda: Prune(-0.1), "not -0.1"),
+    "all features": (lambda: Soteria(1.0), "not 1.0"),
+    "features, not a number": (lambda: Soteria(float("nan")), "not nan"),
+    "more mixed than a client holds": (lambda: simulated(some_data(3), MixUp(4)), "3 samples are fewer than k = 4"),
+    "more hidden than a client holds": (
+        lambda: simulated(some_data(3), InstaHide(4)),
+        "3 samples are fewer than k = 4",
+    ),
+    "more mixed than there is to train on": (lambda: trained(some_data(3), MixUp(4)), "3 samples are fewer than k = 4"),
+    "no labels, mixing": (lambda: simulated(some_data(labels=False), MixUp(2)), "client 0 has no labels, but None"),
+    "no labels, equal": (
+        lambda: simulated(some_data(labels=False), EqualLabels(1)),
+        "client 0 has no labels, but None",
+    ),
+    "no labels, training": (lambda: trained(some_data(labels=False), fp.chain()), "train has no labels, but None"),
     "no labels, a batch alone": (
         lambda: MixUp(2).on_batch(some_data(labels=False), Context(), torch.Generator()),
-        "labels to mix along with the samples, found None",
+        "needs labels to mix along with the samples, not None",
     ),
-    "a defense by its name": (lambda: simulated(some_data(), "prune"), "found 'prune'"),  # type: ignore[arg-type]
+    "a defense by its name": (lambda: simulated(some_data(), "prune"), "not 'prune'"),  # type: ignore[arg-type]
     "no batch norm": (normalised_by_exact_statistics, "a model with batch-norm layers, found none in "),
 }
 
@@ -64,5 +70,5 @@ def test_one_clear_sentence(mistake: str) -> None:
     with pytest.raises(fp.FedprismError, match=words) as caught:
         wrong()
     sentence = str(caught.value)
-    assert re.fullmatch(r"[^\n]*expect(ed|s) .*, found .*; .*[.]", sentence), sentence
+    assert re.fullmatch(r"[^\n]*[.]", sentence), sentence
     assert len(sentence) < 300

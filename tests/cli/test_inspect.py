@@ -55,7 +55,7 @@ def test_an_honest_model_passes(folder: Path, capsys: pytest.CaptureFixture[str]
     assert cli.main(["inspect", "honest.safetensors", "--reference", "honest.safetensors", *WITH_CODE]) == 0
     printed = capsys.readouterr()
     assert "Nothing serious" in printed.out
-    assert "no proof" in printed.out
+    assert "does not prove" in printed.out
     assert printed.err == ""
 
 
@@ -88,9 +88,9 @@ def test_a_jump_against_the_round_before(folder: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nowhere.safetensors"], "found none at 'nowhere.safetensors'"),
-        (["."], "found none"),
-        (["honest.safetensors", "--reference", "nowhere"], "found none"),
+        (["nowhere.safetensors"], "'nowhere.safetensors': no such file"),
+        (["."], "no such file"),
+        (["honest.safetensors", "--reference", "nowhere"], "no such file"),
         (["honest.safetensors", "--batch", "batch.safetensors"], "together"),
         (["honest.safetensors", "--model", "own_network:network"], "together"),
         (["honest.safetensors", "--model", "own_network:nothing", "--batch", "batch.safetensors"], "--model"),
@@ -111,7 +111,7 @@ def test_bad_input_is_one_sentence(
         (torch.ones(3, 1, 8, 8, dtype=torch.uint8), torch.arange(3), "floating-point"),
         (torch.full((3, 1, 8, 8), torch.nan), torch.arange(3), "finite"),
         (torch.ones(3, 1, 8, 8), torch.arange(2), "as many labels"),
-        (torch.ones(3, 1, 9, 9), torch.arange(3), "batch that the model accepts"),
+        (torch.ones(3, 1, 9, 9), torch.arange(3), "does not accept inputs"),
         (torch.ones(3, 1, 8, 8), torch.tensor([0, 1, 99]), "labels"),
     ],
 )
@@ -155,4 +155,4 @@ def test_hostile_names_do_not_reach_the_terminal(folder: Path, capsys: pytest.Ca
 
 def test_help_says_what_it_is_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["inspect", "--help"]) == 0
-    assert "exit code 1" in " ".join(capsys.readouterr().out.split())
+    assert "Exit code 1" in " ".join(capsys.readouterr().out.split())

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import fedprism as fp
+import text_models
 from fedprism.attacks import (
     ATTACKS,
     Attack,
@@ -21,6 +22,7 @@ from fedprism.attacks import (
     MixedSamples,
     PropertyInference,
     RowSpaceInversion,
+    SpanInversion,
 )
 from fedprism.defenses import DEFENSES, Context, Defense
 from fedprism.types import Update, detached
@@ -57,6 +59,8 @@ def quick(name: str) -> Attack:
         return dataclasses.replace(attack, matching=dataclasses.replace(attack.matching, iterations=2))  # type: ignore[type-var]
     if isinstance(attack, RowSpaceInversion):
         return dataclasses.replace(attack, starts=1, steps=2)
+    if isinstance(attack, SpanInversion):
+        return dataclasses.replace(attack, iterations=2, steps=1, restarts=1)
     if isinstance(attack, Encodings):
         return dataclasses.replace(attack, inner=dataclasses.replace(attack.inner, iterations=2))  # type: ignore[type-var]
     return dataclasses.replace(attack, iterations=2) if isinstance(attack, GradientMatching) else attack
@@ -86,6 +90,9 @@ def attacked(name: str, scenario: fp.Scenario) -> fp.Scenario:
         tokens = torch.randint(0, 40, (2, 6), generator=torch.Generator().manual_seed(1))
         clients = [fp.Batch(tokens, torch.tensor([0, 1]))]
         return dataclasses.replace(scenario, model=bag_of_words(), clients=clients, public_data=None)
+    if name == "token-inversion":
+        clients = [fp.Batch(*text_models.texts([6, 4]))]
+        return fp.Scenario(model=text_models.decoder(), clients=clients)
     if name.startswith("mkor"):
         return dataclasses.replace(scenario, model=chain_of_layers())
     if "mixing" in needs:

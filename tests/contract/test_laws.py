@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import fedprism as fp
+import text_models
 from fedprism.attacks.base import READ_AS_SGD, UpdateAttack
 from fedprism.attacks.certificate import rounding_error
 from fedprism.attacks.embedding_inversion.answer import LookupStatus
@@ -18,6 +19,8 @@ from fedprism.attacks.gradient_matching.labels import given_labels
 from fedprism.attacks.imprint import ImprintStatus
 from fedprism.attacks.patch_inversion import EXACT as PATCHES_EXACT
 from fedprism.attacks.row_space_inversion import RowSpaceStatus
+from fedprism.attacks.span_inversion.attack import SpanInversionStatus
+from fedprism.attacks.token_inversion.attack import TokenStatus
 from fedprism.solvers import DenseStatus, ExactStatus, FeatureInversion
 from patch_models import small_vit
 
@@ -27,7 +30,9 @@ EXACT = (
     str(ImprintStatus.EXACT),
     str(LookupStatus.EXACT),
     str(RowSpaceStatus.EXACT),
+    str(SpanInversionStatus.EXACT),
     PATCHES_EXACT,
+    str(TokenStatus.EXACT),
 )
 """What attacks say of answers that explain the whole update."""
 DIGITS = fp.data.load("digits", size=16)
@@ -131,6 +136,19 @@ def few_steps() -> UpdateAttack:
     return fp.attacks.RowSpaceInversion(starts=2, steps=15)
 
 
+def spans() -> UpdateAttack:
+    return fp.attacks.SpanInversion(iterations=150, steps=15, restarts=1)
+
+
+def small_digit() -> fp.Batch:
+    return fp.data.load("digits").batch([0])
+
+
+def convolutions() -> nn.Module:
+    first, second = nn.Conv2d(1, 16, 3, 2, 1), nn.Conv2d(16, 32, 3, 2, 1)
+    return nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), nn.Flatten(), nn.Linear(4 * 32, 10))
+
+
 def fishing() -> UpdateAttack:
     return fp.attacks.ClassFishing(target=3, matching=fp.attacks.dense_inversion())
 
@@ -154,11 +172,20 @@ CASES = {
         fp.attacks.embedding_inversion, lambda: seeded(lambda: Words(tied=True)), texts(2)
     ),
     "embedding-inversion of rows": Case(fp.attacks.embedding_inversion, lambda: seeded(Table), lambda: table(3)),
+    "token-inversion": Case(
+        fp.attacks.token_inversion, text_models.decoder, lambda: fp.Batch(*text_models.texts([6, 4]))
+    ),
+    "token-inversion of LoRA": Case(
+        fp.attacks.token_inversion,
+        lambda: text_models.with_lora(text_models.decoder(), 16),
+        lambda: fp.Batch(*text_models.texts([6])),
+    ),
     "row-space-inversion": Case(few_steps, fc2, digits(0, 1)),
     "row-space-inversion of steps": Case(few_steps, lambda: seeded(Steps), series),
     "row-space-inversion of one output": Case(
         fp.attacks.row_space_inversion, yes_or_no, one_digit_as_yes, "binary_cross_entropy"
     ),
+    "span-inversion": Case(spans, lambda: seeded(convolutions), small_digit),
     "imprint": Case(fp.attacks.imprint, fc2, digits(0, 1, 5)),
     "mkor": Case(fp.attacks.mkor, lambda: seeded(chain, 3), digits(0, 1, 1, 4, 5)),
     "mkor without an absent class": Case(fp.attacks.mkor, lambda: seeded(chain, 3), digits(*range(10), 10)),
@@ -170,6 +197,12 @@ CASES = {
     ),
     "class-fishing": Case(fishing, fc2, digits(0, 1, 2, 3, 4, 5)),
 }
+REFUSED = {
+    "embedding-inversion": "found more with one",
+    "token-inversion": "to tell the tokens of the batch",
+    "span-inversion": "found none",
+}
+"""What attacks say that refuse noise."""
 SEARCHES = frozenset(
     {"gradient-matching", "dlg", "idlg", "inverting-gradients", "bn-exact", "bn-infer", "bn-proxy"}
     | {"mixing-l2", "mixing-angle", "mixing-orthogonal", "mixup-at-once"}
@@ -256,8 +289,9 @@ class TestLaws:
         observation, attack = observed(CASES[name]), CASES[name].attack()
         rng = torch.Generator().manual_seed(99)
         noise = changed(observation, lambda tensor: torch.randn(tensor.shape, generator=rng))
-        if name.startswith("embedding-inversion"):
-            with pytest.raises(fp.NotApplicable, match="found more with one"):
+        refused = next((said for start, said in REFUSED.items() if name.startswith(start)), None)
+        if refused is not None:
+            with pytest.raises(fp.NotApplicable, match=refused):
                 fp.run(attack, noise)
         else:
             assert not fp.run(attack, noise).status.startswith(EXACT)

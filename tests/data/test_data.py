@@ -111,8 +111,8 @@ def test_limit_spreads_over_the_classes() -> None:
     ("name", "options", "match"),
     [
         ("photo", {}, "did you mean photos"),
-        (None, {}, "name of a data set"),
-        ("", {}, "name of a data set"),
+        (None, {}, "no data set is called"),
+        ("", {}, "no data set is called"),
         ("photos", {"crop": 3}, "'crop'"),
         ("photos", {"crops": True}, "crops"),
         ("photos", {"size": 3}, "size"),

@@ -139,7 +139,7 @@ def test_malicious_pickle_is_refused_and_does_nothing(tmp_path: Path, protocol: 
     ):
         file = tmp_path / f"attack{number}"
         file.write_bytes(pickle.dumps({"data": attack}, protocol))
-        with pytest.raises(BadInput, match=r"a reference to .*nothing in it was run"):
+        with pytest.raises(BadInput, match=r"a reference to .*Nothing in it was run"):
             read_pickle(file)
     assert not target.exists()
 
@@ -177,7 +177,7 @@ def test_array_damage_is_one_sentence(tmp_path: Path) -> None:
     np.savez(file, x_test=noise(2, 4, 4).astype(float), y_test=[0, 1])
     refused("mnist", "float64")
     np.savez(file, x_test=noise(2, 4, 4), y_test=[0])
-    refused("mnist", "one whole label each")
+    refused("mnist", "one whole label per image")
     np.savez(file, x_test=noise(2, 4, 4), y_test=[0, 10])
     refused("mnist", "labels from 0 to 10")
     np.savez(file, x_test=noise(0, 4, 4), y_test=np.zeros(0, int))
@@ -193,7 +193,7 @@ def test_array_damage_is_one_sentence(tmp_path: Path) -> None:
     refused("mnist", "images-idx3")
     (tmp_path / "cifar-10-batches-bin").mkdir()
     (tmp_path / "cifar-10-batches-bin/test_batch.bin").write_bytes(b"\0" * 3072)
-    refused("cifar10", "records of 3073 bytes")
+    refused("cifar10", "not a multiple of 3073")
 
 
 def test_archive_bombs_are_refused_before_unpacking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +246,7 @@ def test_imagenet_zip_is_square_224_unless_asked(tmp_path: Path) -> None:
 )
 def test_damaged_zip_is_refused(tmp_path: Path, table: str) -> None:
     write_zip(tmp_path / "lfw.zip", table, a=png(noise(4, 4, 3)))
-    with pytest.raises(BadInput, match="expected"):
+    with pytest.raises(BadInput, match=r"Fetch the|each label must|lfw needs images"):
         load("lfw", data_dir=tmp_path)
 
 
@@ -260,22 +260,22 @@ def test_zip_member_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_pixel_bombs_and_false_images_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.png").write_bytes(png(noise(8, 8, 3)))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 50)
-    with pytest.raises(BadInput, match="at most 50 pixels"):
+    with pytest.raises(BadInput, match="more than 50 pixels"):
         load_folder(tmp_path)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
-    with pytest.raises(BadInput, match="at most 10 pixels"):
+    with pytest.raises(BadInput, match="more than 10 pixels"):
         load_folder(tmp_path)
     monkeypatch.undo()
     for content in (b"GIF89a", b"%!PS-Adobe-3.0 EPSF-3.0\n", png(noise(8, 8, 3))[:60]):
         (tmp_path / "a.png").write_bytes(content)
-        with pytest.raises(BadInput, match=r"unreadable in .*a\.png"):
+        with pytest.raises(BadInput, match=r"a\.png.*not a readable"):
             load_folder(tmp_path)
 
 
 def test_too_many_pixels_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.png").write_bytes(png(noise(8, 8, 3)))
     monkeypatch.setattr(source_module, "MOST_BYTES", 100)
-    with pytest.raises(BadInput, match="at most 100 bytes of pixels"):
+    with pytest.raises(BadInput, match="more than 100 bytes of pixels"):
         load_folder(tmp_path)
 
 
@@ -311,18 +311,18 @@ def test_class_folders(tmp_path: Path) -> None:
 
 
 def test_folders_that_make_no_set(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="found none"):
+    with pytest.raises(BadInput, match="holds no"):
         load_folder(tmp_path)
-    with pytest.raises(BadInput, match="no folder at"):
+    with pytest.raises(BadInput, match="no such folder"):
         load_folder(tmp_path / "missing")
-    with pytest.raises(BadInput, match="no folder at"):
+    with pytest.raises(BadInput, match="no such folder"):
         load("folder:" + "x" * 5000)
     plant(tmp_path, "a.png", "ape/b.png")
-    with pytest.raises(BadInput, match="found both"):
+    with pytest.raises(BadInput, match="holds both"):
         load_folder(tmp_path)
     (tmp_path / "a.png").unlink()
     (tmp_path / "ape" / "c.png").write_bytes(png(noise(5, 6, 3)))
-    with pytest.raises(BadInput, match="one size"):
+    with pytest.raises(BadInput, match="different sizes"):
         load_folder(tmp_path)
     assert load_folder(tmp_path, size=5).images.shape == (2, 3, 5, 5)
 

@@ -170,5 +170,5 @@ def test_a_run_of_the_defense_counts_its_releases() -> None:
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, float], words: str) -> None:
-    with pytest.raises(fp.errors.BadInput, match=f"^expected {words} to be .*, found .*; .*[.]$"):
+    with pytest.raises(fp.errors.BadInput, match=f"^{words} must be .*, not .*[.]$"):
         accounting.epsilon(**settings)  # type: ignore[arg-type]

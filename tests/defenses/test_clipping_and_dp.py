@@ -288,7 +288,7 @@ def test_batch_norm_in_train_mode_is_refused() -> None:
     ],
 )
 def test_bad_strengths_are_refused(kind: type[Defense], settings: dict[str, object], words: str) -> None:
-    with pytest.raises(fp.errors.BadInput, match=f"^expected {words} to be .*, found .*; .*[.]$"):
+    with pytest.raises(fp.errors.BadInput, match=f"^{words} must be .*, not .*[.]$"):
         kind(**settings)
 
 

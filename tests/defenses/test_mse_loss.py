@@ -112,5 +112,5 @@ def test_softmax_and_squared_error_still_tell_samples_apart_where_classes_are_ma
 def test_names_and_refusals() -> None:
     assert MseLoss().on_loss(losses.cross_entropy) is losses.softmax_mse
     assert MseLoss(softmax=False).on_loss(losses.cross_entropy) is losses.mse
-    with pytest.raises(BadInput, match="expected MseLoss's softmax to be True or False, found 'no'"):
+    with pytest.raises(BadInput, match="MseLoss's softmax must be True or False, not 'no'"):
         MseLoss("no")  # type: ignore[arg-type]

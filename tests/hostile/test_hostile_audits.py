@@ -211,7 +211,7 @@ def test_what_is_no_file_is_not_read(
     if os.path.lexists(only / path.name):
         os.rename(only / path.name, path)
     assert main(["report", str(folder)]) == 2
-    assert capsys.readouterr().err.count("error: expected") == 1
+    assert capsys.readouterr().err.count("error: ") == 1
     try:
         run_audit(prepare(parse_plan(PLAN)), folder, resume=True)
         assert (folder / "results.json").read_bytes() == (whole / "results.json").read_bytes()
@@ -228,7 +228,7 @@ def test_another_version_is_not_continued(key: str, value: object, whole: Path, 
     folder = Path(shutil.copytree(whole, tmp_path / "audit"))
     document = json.loads((folder / "plan.json").read_text())
     (folder / "plan.json").write_text(json.dumps({**document, key: value}))
-    with pytest.raises(BadInput, match=f"{key}.*changed"):
+    with pytest.raises(BadInput, match=f"the plan changed.*{key}"):
         run_audit(prepare(parse_plan(PLAN)), folder, resume=True)
 
 

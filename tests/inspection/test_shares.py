@@ -21,5 +21,5 @@ def test_entries_that_differ_are_counted() -> None:
 
 
 def test_models_of_two_architectures_are_refused() -> None:
-    with pytest.raises(fp.errors.BadInput, match=r"shape \(2,\), found \(3,\)"):
+    with pytest.raises(fp.errors.BadInput, match=r"shape \(3,\), in the reference \(2,\)"):
         changed_shares({"a": torch.zeros(3)}, {"a": torch.zeros(2)})

@@ -188,7 +188,7 @@ class TestAvd:
 
     def test_constant_noise_is_refused(self) -> None:
         _, source = image_pairs(2, 1, 8, 8)
-        with pytest.raises(ValueError, match="found a constant image"):
+        with pytest.raises(ValueError, match="a constant image"):
             avd(source, source, noise=torch.ones_like(source))
 
 
@@ -338,13 +338,13 @@ class TestLpips:
             lambda: file.write_bytes(b"not a safetensors file"),
         ):
             write()
-            with pytest.raises(LpipsUnavailable, match=r"expected torchvision's alexnet in alexnet_features_fp32"):
+            with pytest.raises(LpipsUnavailable, match=r"alexnet_features_fp32.* is not torchvision's alexnet"):
                 lpips(*image_pairs(1, 3, 32, 32), net="alex", weights_dir=tmp_path)
 
     def test_other_refusals(self) -> None:
-        with pytest.raises(ValueError, match="a network out of vgg, alex, squeeze, found 'resnet'"):
+        with pytest.raises(ValueError, match=r"called 'resnet'\. Use one of vgg, alex, squeeze"):
             lpips(*image_pairs(1, 3, 32, 32), net="resnet")  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match="1 or 3 channels, found 4"):
+        with pytest.raises(ValueError, match="1 or 3 channels, not 4"):
             lpips(*image_pairs(1, 4, 32, 32))
 
     @needs_pretrained
@@ -378,7 +378,9 @@ class TestEveryMetric:
         reconstruction, source = image_pairs(3, 3, 32, 32, dtype=torch.float32)
         noisy, same = (METRICS[name].function(images, source) for images in (reconstruction, source))
         assert noisy.shape == same.shape == (3,)
-        assert ((same > noisy) if METRICS[name].higher_is_better else (same < noisy)).all()
+        closer = (same - noisy) * (1 if METRICS[name].higher_is_better else -1)
+        assert (closer >= 0).all() if name.startswith("recovered") else (closer > 0).all()
+        assert closer[-1] > 0
 
     def test_one_value_an_image_whatever_the_batch(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         reconstruction, source = image_pairs(5, 3, 32, 32, dtype=torch.float32)
@@ -401,12 +403,12 @@ class TestEveryMetric:
     def test_refusals(self, name: str) -> None:
         function: Callable[[Tensor, Tensor], Tensor] = METRICS[name].function
         images = torch.rand(2, 3, 32, 32)
-        with pytest.raises(ValueError, match=r"source's shape \(2, 3, 32, 32\), found \(1, 3, 32, 32\)"):
+        with pytest.raises(ValueError, match=r"has shape \(1, 3, 32, 32\), the source \(2, 3, 32, 32\)"):
             function(images[:1], images)
         with pytest.raises(ValueError, match="dividing bytes by 255"):
             function(images.byte(), images.byte())
         if METRICS[name].images_only:
-            with pytest.raises(ValueError, match=r"\(images, channels, height, width\), found \(3, 32, 32\)"):
+            with pytest.raises(ValueError, match=r"\(images, channels, height, width\), not \(3, 32, 32\)"):
                 function(images[0], images[0])
             with pytest.raises(ValueError, match=r"at least .* found 1 x 1"):
                 function(images[..., :1, :1], images[..., :1, :1])

@@ -66,8 +66,8 @@ def test_the_rate_lies_in_its_interval() -> None:
     [
         (torch.zeros(0), "at least one trial"),
         (torch.zeros(2, 2, 2), "of shape \\(2, 2, 2\\)"),
-        (torch.tensor([1, 2]), "found torch.int64"),
-        ([0.1, 0.7], "found list; convert them"),
+        (torch.tensor([1, 2]), "not torch.int64"),
+        ([0.1, 0.7], "not list. Convert them"),
     ],
 )
 def test_scores_that_are_none_are_refused(scores: torch.Tensor, expected: str) -> None:
@@ -76,12 +76,12 @@ def test_scores_that_are_none_are_refused(scores: torch.Tensor, expected: str) -
 
 
 def test_a_threshold_that_is_no_number_is_refused() -> None:
-    with pytest.raises(ValueError, match="expected a threshold"):
+    with pytest.raises(ValueError, match="the threshold must"):
         recovery_rate(torch.tensor([0.1]), float("nan"))
 
 
 def test_a_floor_of_another_shape_is_refused() -> None:
-    with pytest.raises(ValueError, match="expected a floor for every score"):
+    with pytest.raises(ValueError, match="floor must have the shape of the scores"):
         recovery_rate(torch.zeros(3), 0.6, floor=torch.zeros(2))
 
 

@@ -122,7 +122,7 @@ def test_uniform_draws_every_parameter_from_its_seed() -> None:
     weight = model[1].weight.clone()
     assert torch.equal(uniform_(model, seed=3)[1].weight, weight)
     assert not torch.equal(uniform_(model, seed=4)[1].weight, weight)
-    with pytest.raises(BadInput, match="low < high"):
+    with pytest.raises(BadInput, match="bounds must be finite and increase"):
         uniform_(model, 1.0, 1.0)
 
 
@@ -179,8 +179,6 @@ def test_hostile_keywords_are_refused_by_name(name: str, kwargs: dict[str, Any],
     with pytest.raises(BadInput, match=names) as refusal:
         build(name, **kwargs)
     message = str(refusal.value)
-    assert message.startswith("expected ")
-    assert ", found " in message
-    assert "; " in message
+    assert message.endswith((".", "?"))
     assert "\n" not in message
     assert len(message) < 400

@@ -111,7 +111,7 @@ def test_a_recording_without_updates_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no client answered"):
         recorder.report()
     recorder.round(sent=dense(), received={"a": ({"other": torch.ones(2)}, 1)})
-    with pytest.raises(BadInput, match="found none"):
+    with pytest.raises(BadInput, match="no recorded updates"):
         recorder.report()
 
 

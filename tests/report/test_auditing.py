@@ -165,11 +165,11 @@ def test_attacks_are_named_as_a_plan_names_them() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model": 3}, "expected a torch.nn.Module .* found int"),
-        ({"model": lambda: 3}, "expected a function that returns a torch.nn.Module, found int"),
-        ({"data": "photos"}, r"found str; give fp\.Batch"),
+        ({"model": 3}, "the model must be a torch.nn.Module .* not int"),
+        ({"model": lambda: 3}, "the function must return a torch.nn.Module, not int"),
+        ({"data": "photos"}, r"type str. Give fp\.Batch"),
         ({"batch_sizes": [0]}, "batch_sizes"),
-        ({"batch_sizes": [100]}, "at least 100 samples"),
+        ({"batch_sizes": [100]}, "100 are needed"),
         ({"metrics": ["pnsr"]}, "did you mean psnr"),
         ({"loss": "cross_entropi"}, "cross_entropy"),
     ],

@@ -19,11 +19,13 @@ from report_pages import Page
 
 def test_recordings_without_truth_have_residuals_and_no_score(tmp_path: Path) -> None:
     page = Page(report.render(plant(tmp_path, [captured()], plan=CAPTURED)))
-    assert "The recovered samples reproduce recorded updates (idlg on capture 1: run-1: residual 1.5e-05" in page.text
+    assert (
+        "The recovered samples reproduce recorded updates (attack idlg, capture 1: run-1, residual 1.5e-05" in page.text
+    )
     assert "The ground truth is not known" in page.text
-    assert "1.5e-05 of the update unexplained" in page.text
+    assert "Residual 1.5e-05 (0 = update fully explained)" in page.text
     assert "PSNR 1" not in page.text
-    assert page.plot["points"] == []
+    assert not page.all("svg")
 
 
 @pytest.mark.parametrize(
@@ -34,12 +36,12 @@ def test_recordings_without_truth_have_residuals_and_no_score(tmp_path: Path) ->
         (
             {"residual": None},
             "cannot be compared",
-            "the ground truth of these recordings is not known",
+            "the ground truth of these captures is not known",
         ),
         (
             {"residual": None, "statuses": [f"each client by itself; {DenseStatus.EXACT}"]},
             "cannot be compared",
-            "the ground truth of these recordings is not known",
+            "the ground truth of these captures is not known",
         ),
         (
             {
@@ -84,9 +86,9 @@ def test_recordings_are_compared_by_what_accounts_for_them(tmp_path: Path) -> No
 
 
 def test_nobody_knows_the_defense_of_a_recording(tmp_path: Path) -> None:
-    scored = captured(metrics={"psnr": figure(40.0)}, samples=2, answered=2)
+    scored = captured(metrics={"psnr": figure(40.0)}, samples=2, returned=2, recovered=2)
     text = Page(report.render(plant(tmp_path, [scored], plan=CAPTURED, weights="recorded weights"))).text
-    assert "With recorded weights, private samples were recovered (idlg, by whoever holds the capture" in text
+    assert "Whoever holds the capture recovered 2 of 2 private samples, with the attack idlg." in text
     assert "no defense" not in text.lower()
     assert "ithout a defense" not in text
 
@@ -105,7 +107,7 @@ def test_what_recordings_show_about_their_protocol_is_kept_and_shown(tmp_path: P
     assert {each.capture for each in kept} == {"1: run-1"}
     text = Page(report.render(audit)).text
     assert all(each.sentence in text for each in kept)
-    assert "what is serious" not in text, "that a server knows its participants is no news"
+    assert all(each.sentence not in text[: text.index("Appendix")] for each in kept), "a note is no part of the verdict"
     facts = {"sampled": names, "replied": names, "examples": dict.fromkeys(names, 3)}
     save_findings(run, [RoundFacts(index=k, protocol="secagg+", **facts) for k in range(3)])
     protocol.keep(audit.root, [run])
@@ -123,21 +125,21 @@ def test_what_recordings_show_about_their_protocol_is_kept_and_shown(tmp_path: P
 
 def test_pictures_that_were_not_kept_cannot_be_shown(tmp_path: Path) -> None:
     plant(tmp_path, [captured()], plan=CAPTURED)
-    with pytest.raises(BadInput, match=r"add pictures = 8 under \[scores\]"):
+    with pytest.raises(BadInput, match=r"Add pictures = 8 under \[scores\]"):
         report.write(tmp_path, show_images=True)
     kept = {**CAPTURED, "scores": {**CAPTURED["scores"], "pictures": 2}}
     plant(tmp_path, [captured()], plan=kept)
     assert report.write(tmp_path, show_images=True).is_file()
 
 
-def test_the_assessment_counts_what_ran_and_one_cell_is_one_cell(tmp_path: Path) -> None:
+def test_the_assessment_counts_what_ran_and_one_run_is_one_run(tmp_path: Path) -> None:
     refused = captured(outcomes={"skipped": 2}, reasons=["it needs to know the loss"], statuses=[], residual=None)
     refused["configuration"] = {**refused["configuration"], "attack": "dlg", "settings": "Dlg()"}
     page = Page(report.render(plant(tmp_path / "two", [captured(), refused], plan=CAPTURED)))
-    tested = page.text[page.text.index("What was tested") :][:300]
+    tested = page.text[page.text.index("Tested ", page.text.index("Summary for")) :][:300]
     assert "1 attack (idlg) in 1 configuration" in tested
     assert "dlg)" not in tested.replace("idlg)", "")
-    assert "2 cells that could not run" in page.text
+    assert "2 runs could not start" in page.text
     alone = Page(report.render(plant(tmp_path / "one", [captured(outcomes={"done": 1})], plan=CAPTURED, seeds=(0,))))
-    assert "1 cell," in alone.text
-    assert "1 cells" not in alone.text
+    assert "1 run with" in alone.text
+    assert "1 runs" not in alone.text

@@ -178,7 +178,7 @@ def test_a_cluster_that_is_not_there_is_said_in_one_sentence(monkeypatch: pytest
         raise ConnectionError("could not\nconnect")
 
     monkeypatch.setattr(ray, "init", nobody)
-    with pytest.raises(BadInput, match=r"cluster at 10\.0\.0\.1:6379, found none \(ConnectionError: could not conn"):
+    with pytest.raises(BadInput, match=r"no Ray cluster at 10\.0\.0\.1:6379 \(ConnectionError: could not conn"):
         list(RayCluster(address="10.0.0.1:6379").run(square, [1]))
 
 

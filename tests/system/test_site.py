@@ -18,7 +18,9 @@ from fedprism.defenses import DEFENSES
 
 DOCS = Path(__file__).parents[2] / "docs"
 RESEARCH = DOCS.parent / "research"
-PAGES = sorted(page.relative_to(DOCS).with_suffix("").as_posix() for page in DOCS.rglob("*.md"))
+PAGES = sorted(
+    page.relative_to(DOCS).with_suffix("").as_posix() for kind in ("md", "ipynb") for page in DOCS.rglob(f"*.{kind}")
+)
 MEASURED = ("bench-cpu", "bench-gpu", "growth-cpu", "growth-gpu", "memory-gpu")
 """Tables that are made from stored results."""
 NEEDED = ("sphinx", "furo", "myst_parser")
@@ -96,22 +98,32 @@ def test_docstrings_become_markup(written: list[str], markup: list[str]) -> None
     assert module("conf").as_markup(written) == [*markup, ""]
 
 
-@pytest.mark.parametrize("folder", [DOCS, RESEARCH], ids=lambda folder: folder.name)
-def test_the_site_builds_without_a_warning(folder: Path, tmp_path: Path) -> None:
-    for needed in NEEDED:
-        pytest.importorskip(needed, reason="the extra `docs` is not installed")
+def built(folder: Path, site: Path, trees: Path) -> None:
+    """A folder of pages as pages of the site, without a warning."""
     first = "README" if folder == RESEARCH else "index"
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-c", DOCS, "-D", f"root_doc={first}"]
-    done = subprocess.run(
-        [*command, "-d", tmp_path / "trees", folder, tmp_path / "site"], capture_output=True, text=True, timeout=600
-    )
+    done = subprocess.run([*command, "-d", trees, folder, site], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    pages = [page.relative_to(folder).with_suffix(".html") for page in folder.rglob("*.md")]
-    assert all((tmp_path / "site" / page).exists() for page in pages)
-    if folder == DOCS:
-        reference = tmp_path / "site" / "reference"
-        assert "fedprism.simulate" in (reference / "api.html").read_text()
-        attached = (reference / "api-integrations.html").read_text()
-        assert all(name in attached for name in ("InspectionMod", "CaptureFilter", "RoundFacts", "stop_above"))
-    else:
-        assert 'href="../how-to/extend.html"' in (tmp_path / "site" / "gradattack.html").read_text()
+
+
+def test_the_site_builds_without_a_warning_and_its_links_lead_somewhere(tmp_path: Path) -> None:
+    for needed in NEEDED:
+        pytest.importorskip(needed, reason="the extra `docs` is not installed")
+    site = tmp_path / "site"
+    built(DOCS, site, tmp_path / "trees")
+    built(RESEARCH, site / "research", tmp_path / "trees-of-research")
+    assert all((site / f"{page}.html").exists() for page in PAGES)
+    assert "fedprism.simulate" in (site / "reference" / "api.html").read_text()
+    assert "data:image/png" in (site / "tutorials" / "notebook.html").read_text()
+    attached = (site / "reference" / "api-integrations.html").read_text()
+    assert all(name in attached for name in ("InspectionMod", "CaptureFilter", "RoundFacts", "stop_above"))
+    pages = {page: page.read_text() for page in site.rglob("*.html")}
+    links = {(page, link) for page, text in pages.items() for link in re.findall(r'<a [^>]*href="([^":]+)"', text)}
+    assert ("research/gradattack.html", "../how-to/extend.html") in {
+        (p.relative_to(site).as_posix(), a) for p, a in links
+    }
+    for page, link in links:
+        path, _, part = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{page.relative_to(site)} links to {link}"
+        assert not part or target not in pages or f'id="{part}"' in pages[target], f"{page.relative_to(site)}: {link}"

@@ -6,9 +6,20 @@ import importlib
 from collections.abc import Iterator, Mapping
 
 from fedprism_papers.shared.base import Measured, Recipe, Row, Settings
-from fedprism_papers.shared.report import carry_out, notes, table
+from fedprism_papers.shared.report import carry_out, notes, planned, recorded_time, table
 
-__all__ = ["RECIPES", "Measured", "Recipe", "Row", "Settings", "carry_out", "notes", "table"]
+__all__ = [
+    "RECIPES",
+    "Measured",
+    "Recipe",
+    "Row",
+    "Settings",
+    "carry_out",
+    "notes",
+    "planned",
+    "recorded_time",
+    "table",
+]
 
 MODULES = {  # where a module has several recipes, `:` and the name of this one
     "cpa-table-1": "cocktail_party.tables_1_3_and_4:TABLE_1",
@@ -17,6 +28,7 @@ MODULES = {  # where a module has several recipes, `:` and the name of this one
     "cpa-table-4": "cocktail_party.tables_1_3_and_4:TABLE_4",
     "cpa-table-5": "cocktail_party.features:TABLE_5",
     "cpa-fig-7": "cocktail_party.features:FIG_7",
+    "cpa-dense-heads": "cocktail_party.features:DENSE_HEADS",
     "cpa-defenses": "cocktail_party.defenses",
     "disaggregation-fig-2": "disaggregation.figures:FIG_2",
     "disaggregation-fig-3": "disaggregation.times:FIG_3",
@@ -36,6 +48,7 @@ MODULES = {  # where a module has several recipes, `:` and the name of this one
     "gradattack-fig-2": "gradattack.fig_2",
     "gradattack-labels": "gradattack.labels",
     "gradattack-table-2": "gradattack.table_2",
+    "gradattack-table-3": "gradattack.cost",
     "mixing": "mixing_gradients.mixing",
     "mixing-direct": "mixing_gradients.direct",
     "mkor-table-2": "mkor.table_2",

@@ -76,7 +76,7 @@ def photograph() -> fig_1.Scene:
 def test_exact_statistics_show_more_of_a_photograph_than_running_ones(photograph: fig_1.Scene) -> None:
     def decibels(knowledge: str) -> float:
         method = fig_1.attack(knowledge, fig_1.PUBLISHED_WEIGHTS, 120)
-        answers = study.invert(method, photograph.target, [photograph.images], fig_1.THREAT, QUICK)
+        answers = study.invert(method, photograph.target(), [photograph.images], fig_1.THREAT, QUICK)
         return study.scored(answers, photograph.images, IMAGENET, QUICK).mean("PSNR")
 
     assert decibels("exact") > decibels("proxy") + 3

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -54,6 +55,8 @@ def made_up(rows: int = 2, end: Exception | None = None, seconds: float = 1.5) -
 
     def run(settings: Settings, announce: Announce) -> Iterator[Row]:
         for number in range(rows):
+            if not settings.wants({"data": "a|b", "n": number}):
+                continue
             announce(f"row {number}")
             entries = {"GMA, paper": settings.paper(0.123), "ours": outcome(20.0 + number + settings.seed, seconds)}
             picture, caption = sheets.contact_sheet(entries)
@@ -63,7 +66,15 @@ def made_up(rows: int = 2, end: Exception | None = None, seconds: float = 1.5) -
         if end is not None:
             raise end
 
-    return Recipe(name="made-up", summary="two rows", citation="Doe 2025", shown=(PSNR,), run=run, notes=("a method",))
+    return Recipe(
+        name="made-up",
+        summary="two rows",
+        citation="Doe 2025",
+        shown=(PSNR,),
+        run=run,
+        notes=("a method",),
+        options=("sizes", "only"),
+    )
 
 
 @pytest.fixture
@@ -95,6 +106,20 @@ def test_a_run_leaves_table_numbers_times_and_pictures(folder: Path, capsys: pyt
     printed = capsys.readouterr().out
     assert "21.0 dB" in printed
     assert "- a note" in printed
+
+
+def test_only_chosen_rows_are_computed_and_a_dry_run_lists_them(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["reproduce", "made-up", "--dry-run", "-o", "out"]) == 0
+    printed = capsys.readouterr().out
+    assert "data=a|b, n=0\ndata=a|b, n=1\n2 rows. No time is known" in printed
+    assert list(folder.iterdir()) == []
+    assert cli.main(["reproduce", "made-up", "--only", "n=1", "--only", "data=a|b", "-o", "out"]) == 0
+    assert [row["cell"]["n"] for row in json.loads(Path("out/results.json").read_text())["rows"]] == [1]
+    capsys.readouterr()
+    assert cli.main(["reproduce", "made-up", "--dry-run", "-o", "out"]) == 0
+    assert "from an earlier run into out" in capsys.readouterr().out
 
 
 def test_same_seed_same_results_and_another_seed_others(folder: Path) -> None:
@@ -142,6 +167,9 @@ def test_an_earlier_runs_pictures_do_not_stay(folder: Path, monkeypatch: pytest.
         (["made-up", "--sizes", "32,many"], "expected --sizes as whole numbers like 32,64, found '32,many'"),
         (["made-up", "--sizes", "0"], "at least 1"),
         (["made-up", "--batches", "0"], "--batches"),
+        (["made-up", "--batches", "2"], "found --batches, which would change nothing"),
+        (["made-up", "--only", "n=7"], "expected --only to name rows of made-up, found none with n=7"),
+        (["made-up", "--only", "seven"], "expected --only as KEY=VALUE, found 'seven'"),
         (["cpa-table-1"], "expected a data folder that holds cifar10"),
         (["cpa-table-2", "--data-dir", "."], "expected the test images of imagenet"),
         (["cpa-table-1", "--device", "nowhere", "--quick"], "expected a device"),
@@ -444,12 +472,42 @@ def test_cosines_are_counted_in_equal_steps() -> None:
     assert counts.tolist() == [2, *[0] * 18, 3]
 
 
+class Watched(Settings):
+    """Remembers which options were asked for."""
+
+    read: ClassVar[set[str]] = set()
+
+    def sizes_or(self, *defaults: Any) -> tuple[int, ...]:
+        self.read.add("sizes")
+        return super().sizes_or(*defaults)
+
+    def batches_or(self, *defaults: Any) -> int:
+        self.read.add("batches")
+        return super().batches_or(*defaults)
+
+    def iterations_or(self, *defaults: Any) -> int:
+        self.read.add("iterations")
+        return super().iterations_or(*defaults)
+
+    def inverted_or(self, *defaults: Any) -> int:
+        self.read.add("inverted")
+        return super().inverted_or(*defaults)
+
+
 @pytest.mark.parametrize("name", list(RECIPES))
 def test_every_recipe_runs_without_data(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FEDPRISM_DATA", raising=False)
-    said: list[str] = []
-    rows = report.carry_out(RECIPES[name], TINY, tmp_path / "out", said.append)
+    said, options = list[str](), RECIPES[name].options
+    tiny = {option: value for option, value in {"sizes": (4,), "iterations": 3}.items() if option in options}
+    Watched.read.clear()
+    rows = report.carry_out(RECIPES[name], Watched(quick=True, **tiny), tmp_path / "out", said.append)  # type: ignore[arg-type]
     assert rows
+    assert Watched.read == {"sizes", "batches", "iterations", "inverted"} & set(options)
+    if "only" in options:
+        listed = report.planned(RECIPES[name], Settings(quick=True, **tiny), print)  # type: ignore[arg-type]
+        cells = [{key: str(value) for key, value in row.cell.items()} for row in rows]
+        assert len(listed) == len(rows)
+        assert all(line.items() <= cell.items() for line, cell in zip(listed, cells, strict=True))
     assert said
     for row in rows:
         measured = [entry for entry in row.entries.values() if isinstance(entry, Measured)]

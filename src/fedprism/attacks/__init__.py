@@ -61,6 +61,10 @@ from fedprism.attacks.reduction import Then as Then
 from fedprism.attacks.reduction import then as then
 from fedprism.attacks.row_space_inversion import RowSpaceInversion as RowSpaceInversion
 from fedprism.attacks.row_space_inversion import row_space_inversion as row_space_inversion
+from fedprism.attacks.span_inversion.attack import SpanInversion as SpanInversion
+from fedprism.attacks.span_inversion.attack import span_inversion as span_inversion
+from fedprism.attacks.token_inversion.attack import TokenInversion as TokenInversion
+from fedprism.attacks.token_inversion.attack import token_inversion as token_inversion
 from fedprism.attacks.updates import joined as joined
 from fedprism.attacks.updates import split_updates as split_updates
 from fedprism.runtime.cuda_graphs import Engine as Engine
@@ -83,8 +87,10 @@ from fedprism.solvers.windows import softened_midpoint as softened_midpoint
 ATTACKS: dict[str, Callable[[], Attack]] = {
     "dense-inversion": dense_inversion,
     "embedding-inversion": embedding_inversion,
+    "token-inversion": token_inversion,
     "patch-inversion": patch_inversion,
     "row-space-inversion": row_space_inversion,
+    "span-inversion": span_inversion,
     "gradient-matching": GradientMatching,
     "dlg": dlg,
     "idlg": idlg,

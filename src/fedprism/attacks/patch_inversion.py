@@ -11,20 +11,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedprism.attacks.base import Circumstances, UpdateAttack
-from fedprism.attacks.certificate import explaining_labels, rounding_error, unexplained
+from fedprism.attacks.certificate import explaining_labels, left_by_noise, rounding_error, unexplained, within
 from fedprism.attacks.gradient_matching.forward import FORWARD_USES, input_box
+from fedprism.attacks.refinement import refine
 from fedprism.client.observed import direction
 from fedprism.errors import NotApplicable
 from fedprism.inputs import single_tensor
+from fedprism.naming import preset
 from fedprism.network.network_map import network_map
 from fedprism.network.patches import PatchLayer, patch_layer
 from fedprism.solvers.closed_form.patches import (
+    DETERMINED,
     InvertedPatches,
     PatchStatus,
     TokensFed,
@@ -42,11 +45,24 @@ UNSEEN = "; {} values are in no patch and stay unknown"
 SILENT_HEAD = "'{}' is zero, so no gradient passes it: nothing to read in this round, try a later one"
 UNIFORM = math.sqrt(12)
 """The range of evenly spread values in units of their standard deviation."""
+APART = 1e-3
+"""Least distance, relative to their size, of what is added to two patches: else rounding hides which is which."""
+WORTH_REFINING = 0.5
+"""Part of the update that may be unexplained at most by samples that are refined: others are none of the client's."""
+HALVED = 0.5
+"""Part of what closed form left unexplained that refined samples may leave."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class PatchInversion(UpdateAttack):
-    """Solves the layer that embeds patches for its inputs, by the position parameter's gradient or the attention's."""
+    """Solves the layer that embeds patches for its inputs, by the position parameter's gradient or the attention's.
+
+    What rounding leaves open behind the attention is looked for in the rest of the update: at most `most_open` numbers,
+    in `steps` steps.
+    """
+
+    most_open: int = 256
+    steps: int = 60
 
     citation: ClassVar[str] = "Lu et al. 2022 (APRIL, position embeddings of Vision Transformers)"
 
@@ -67,38 +83,116 @@ class PatchInversion(UpdateAttack):
         size = observation.knowledge.batch_size
         if isinstance(size, int) and size > 1:
             raise NotApplicable(
-                f"patch-inversion expects the update of one sample, found one of {size}; use gradient-matching instead."
+                f"patch-inversion expects the update of one sample, found one of {size}; use row-space-inversion for "
+                "few patches, else gradient-matching."
             )
         level, spread = _expected(observation, layer)
         solved = _solved(observation, layer, gradient, layer.fed(level), spread)
-        samples = layer.inputs(solved.patches, level)
-        inputs = single_tensor(observation.knowledge.shaped(samples, like=gradient[layer.weight]))
-        box = input_box(observation)
-        if box is not None and solved.status is PatchStatus.RESIDUAL:
-            inputs = inputs.clamp(*box)
-        known = observation.knowledge.labels
-        labels = known if isinstance(known, Tensor) and len(known) == len(inputs) else None
-        labels = explaining_labels(observation, inputs) if labels is None else labels
-        residual = unexplained(observation, inputs, labels) if labels is not None else None
+        answer = _checked(observation, layer.inputs(solved.patches, level))
+        refined = self._refined(observation, layer, gradient, solved, answer, spread)
+        if refined is not None:
+            determined = _determined(layer, refined, spread)
+            solved, answer = solved._replace(determined=determined), refined.answer
         unseen = len(level) - layer.placed.entries.numel()
+        inputs = answer.inputs
+        box = input_box(observation)
+        if box is not None and solved.status is PatchStatus.RESIDUAL and refined is None:
+            inputs = inputs.clamp(*box)
         return Reconstruction(
             inputs=inputs,
-            labels=labels,
-            status=_status(observation, solved, residual) + (UNSEEN.format(unseen) if unseen and len(inputs) else ""),
+            labels=answer.labels,
+            status=_status(observation, solved, answer) + (UNSEEN.format(unseen) if unseen and len(inputs) else ""),
             diagnostics={
                 "layer": layer.weight,
                 "read": layer.position if layer.at_patches(gradient) is not None else "the first attention",
                 "determined": int(solved.determined.sum()),
                 "patches": len(layer.placed.entries),
                 "layer_residual": solved.residual,
-                "residual": residual,
+                "refined_numbers": 0 if refined is None else refined.numbers,
+                "residual": answer.residual,
             },
         )
 
+    def _refined(
+        self,
+        observation: Observation,
+        layer: PatchLayer,
+        gradient: Update,
+        solved: InvertedPatches,
+        answer: _Answer,
+        spread: float,
+    ) -> _Refined | None:
+        """The samples that explain the whole update better, if the closed form leaves a few numbers open."""
+        if answer.labels is None or bool(solved.determined.all()):
+            return None
+        if answer.residual is None or answer.residual > WORTH_REFINING:
+            return None
+        # A position's gradient leaves every sum of patches open a little: refining some of them makes nothing better.
+        if layer.at_patches(gradient) is not None or not _told_apart(layer):
+            return None
+        patches = solved.patches.shape[1]
+        if patches * len(solved.span) > self.most_open:
+            return None
+        each = spread * torch.eye(patches, dtype=solved.span.dtype, device=solved.span.device)
+        directions = torch.einsum("mp,sf->mspf", each, solved.span).flatten(0, 1)
+        nothing = torch.zeros_like(answer.samples[0])
+        moved = layer.inputs(directions, nothing) - layer.inputs(torch.zeros_like(directions[:1]), nothing)
+        found = refine(observation, answer.samples, moved.unsqueeze(1), answer.labels, self.steps)
+        better = _checked(observation, found.samples)
+        if better.residual is None or better.residual > max(
+            HALVED * answer.residual, rounding_error(direction(observation.round))
+        ):
+            return None
+        return _Refined(better, found.error, len(directions))
 
+
+@preset(PatchInversion)
 def patch_inversion() -> PatchInversion:
     """Closed-form inversion of a layer of patches, as in Vision Transformers."""
     return PatchInversion()
+
+
+class _Answer(NamedTuple):
+    """Samples held against the whole update."""
+
+    samples: Tensor
+    """(samples, entries)"""
+    inputs: Tensor
+    labels: Tensor | None
+    residual: float | None
+
+
+class _Refined(NamedTuple):
+    answer: _Answer
+    error: Tensor
+    """(samples, entries)"""
+    numbers: int
+    """How many were solved for."""
+
+
+def _checked(observation: Observation, samples: Tensor) -> _Answer:
+    like = observation.round.params[next(iter(observation.round.params))]
+    inputs = single_tensor(observation.knowledge.shaped(samples, like=like))
+    known = observation.knowledge.labels
+    labels = known if isinstance(known, Tensor) and len(known) == len(inputs) else None
+    labels = explaining_labels(observation, inputs) if labels is None else labels
+    residual = unexplained(observation, inputs, labels) if labels is not None else None
+    return _Answer(samples, inputs, labels, residual)
+
+
+def _told_apart(layer: PatchLayer) -> bool:
+    """Whether what is added to the patches differs from place to place."""
+    if layer.attention is None:
+        return False
+    fixed = layer.attention.fixed
+    return len(fixed) < 2 or float(torch.pdist(fixed).min()) > APART * float(fixed.norm(dim=1).max())
+
+
+def _determined(layer: PatchLayer, refined: _Refined, spread: float) -> Tensor:
+    """Which patches (patches,) are settled, by what the whole update leaves open of them."""
+    entries, slope = layer.placed.entries.to(refined.error.device), layer.placed.slope.to(refined.error)
+    variance = (refined.error[0][entries] * slope).square().mean(1)
+    return variance < (1 - DETERMINED) * spread**2
 
 
 def _layer(observation: Observation, gradient: Update) -> PatchLayer:
@@ -154,7 +248,7 @@ def _expected(observation: Observation, layer: PatchLayer) -> tuple[Tensor, floa
     return level.flatten(), reach / UNIFORM * float(layer.placed.slope.abs().mean())
 
 
-def _status(observation: Observation, solved: InvertedPatches, residual: float | None) -> str:
+def _status(observation: Observation, solved: InvertedPatches, answer: _Answer) -> str:
     """How far the answer can be trusted, by what was computed again."""
     if solved.status is PatchStatus.EMPTY:
         last = network_map(observation).output_layer()
@@ -162,9 +256,12 @@ def _status(observation: Observation, solved: InvertedPatches, residual: float |
         return SILENT_HEAD.format(last.weight) if last is not None and silent else solved.status
     if not len(solved.patches):
         return solved.status
-    if residual is None:
+    noise = left_by_noise(observation, answer.inputs, answer.labels)
+    limit = rounding_error(direction(observation.round))
+    explained = None if answer.residual is None else within(answer.residual, limit, noise)
+    if explained is None:
         return UNCHECKED.format(solved.status)
-    if residual > rounding_error(direction(observation.round)):
-        return CONTRADICTED.format(solved.status, residual)
+    if not explained:
+        return CONTRADICTED.format(solved.status, answer.residual)
     determined = solved.determined
     return EXACT if bool(determined.all()) else ROUNDED.format(int((~determined).sum()), len(determined))

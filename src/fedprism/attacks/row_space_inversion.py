@@ -1,8 +1,8 @@
 """Samples out of the row space of the first layer's gradient, where that layer is applied at few places.
 
-For recurrent layers, convolutions over short series, encoders that several inputs share, the first adapter of LoRA and
-small batches in front of a dense layer. What the row space leaves open are a few numbers: with overlapping windows
-none, otherwise those are solved for by least squares on the whole gradient.
+For recurrent layers, convolutions over short series, encoders that several inputs share, dense layers of their own for
+each input, the first adapter of LoRA and small batches in front of a dense layer. What the row space leaves open are a
+few numbers: with overlapping windows none, otherwise those are solved for by least squares on the whole gradient.
 
 Row spaces of gradients as spans of what a layer was fed: Petrov et al., "DAGER: Exact Gradient Inversion for Large
 Language Models", NeurIPS 2024, who look tokens up in it. Here nothing has to be known of the samples.
@@ -10,7 +10,6 @@ Language Models", NeurIPS 2024, who look tokens up in it. Here nothing has to be
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from dataclasses import dataclass
@@ -25,8 +24,9 @@ from torch import Tensor
 from fedprism import losses
 from fedprism.attacks.base import Circumstances, UpdateAttack
 from fedprism.attacks.certificate import certified, explaining_labels
-from fedprism.attacks.gradient_matching.forward import FORWARD_USES, Forward, likely_forward
+from fedprism.attacks.gradient_matching.forward import FORWARD_USES, likely_forward
 from fedprism.attacks.gradient_matching.labels import Labels, given_labels
+from fedprism.attacks.refinement import doubled
 from fedprism.client.observed import direction
 from fedprism.errors import NotApplicable
 from fedprism.inputs import values_in
@@ -49,7 +49,8 @@ class RowSpaceStatus(StrEnum):
 
 
 class _Reading(NamedTuple):
-    layer: PlacedLayer
+    layers: tuple[PlacedLayer, ...]
+    """One layer that sees all entries of a sample, or several that share them."""
     space: OpenSpace
 
 
@@ -91,12 +92,14 @@ class RowSpaceInversion(UpdateAttack):
     def attack_update(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
         size = observation.knowledge.batch_size
         assert isinstance(size, int)
-        layer, space = self._reading(observation, size)
+        layers, space = self._reading(observation, size)
         if len(space.directions):
             answer = self._search(observation, space, size, rng)
         else:
             answer = _only_sample(observation, space.origin.repeat(size, 1))
-        if answer.status is RowSpaceStatus.EXACT and _explains_in_another_order(observation, layer, answer):
+        if answer.status is RowSpaceStatus.EXACT and any(
+            _explains_in_another_order(observation, layer, answer) for layer in layers
+        ):
             answer = answer._replace(status=RowSpaceStatus.AMBIGUOUS)
         return Reconstruction(
             inputs=observation.knowledge.shaped(answer.samples),
@@ -104,14 +107,14 @@ class RowSpaceInversion(UpdateAttack):
             ambiguity=frozenset({"order"}),
             status=answer.status,
             diagnostics={
-                "layer": layer.operation.weight,
+                "layer": ", ".join(layer.operation.weight for layer in layers),
                 "rank": space.rank,
                 "open_numbers": size * len(space.directions),
             },
         )
 
     def _reading(self, observation: Observation, size: int) -> _Reading:
-        """The layer whose row space leaves the fewest numbers open."""
+        """The layer, or layers that share the entries, whose row spaces leave the fewest numbers open."""
         gradient, readings, silent = direction(observation.round, observation.knowledge), list[_Reading](), None
         for layer in placed_layers(observation):
             weight = layer.operation.weight
@@ -120,8 +123,11 @@ class RowSpaceInversion(UpdateAttack):
             if size * len(layer.entries) > units:  # the rows then span less than what was fed
                 continue
             space = _space(observation, layer, gradient, size)
-            if space is not None and size * len(space.directions) <= self.most_open:
-                readings.append(_Reading(layer, space))
+            if space is not None:
+                readings.append(_Reading((layer,), space))
+        whole = values_in(observation.knowledge.blank(1))
+        readings = [each for each in (*readings, _shared(readings)) if each is not None and len(_seen(each)) == whole]
+        readings = [each for each in readings if size * len(each.space.directions) <= self.most_open]
         if not readings and silent is not None:
             raise NotApplicable(
                 f"row-space-inversion expects a gradient of '{silent}', found zeros, as in the first step of LoRA; "
@@ -201,7 +207,7 @@ class _Misfit:
     """The difference between the directions of two updates in double precision, as a function of the open numbers."""
 
     def __init__(self, observation: Observation, space: OpenSpace, labels: Tensor) -> None:
-        self.forward, self.space, self.labels = _doubled(likely_forward(observation)), space, labels
+        self.forward, self.space, self.labels = doubled(likely_forward(observation)), space, labels
         self.observation = observation
         self.target = _unit(self.forward.target)
 
@@ -224,27 +230,46 @@ def _unit(tensors: tuple[Tensor, ...] | list[Tensor]) -> Tensor:
     return unit
 
 
-def _doubled(forward: Forward) -> Forward:
-    def double(update: Update) -> dict[str, Tensor]:
-        return {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in update.items()}
-
-    return dataclasses.replace(
-        forward,
-        model=forward.model.double(),
-        params=double(forward.params),
-        buffers=double(forward.buffers),
-        target=tuple(tensor.double() for tensor in forward.target),
-    )
-
-
 def _space(observation: Observation, layer: PlacedLayer, gradient: Update, samples: int) -> OpenSpace | None:
+    """What the layer leaves open of the entries that it sees; the others are zero in it."""
     operation = layer.operation
     rows, with_bias = operation.rows(gradient).cpu(), operation.bias is not None and operation.bias in gradient
     if with_bias:
         rows = torch.cat([rows, gradient[operation.bias or ""].cpu()[:, None]], 1)
-    fed = Fed(layer.entries, layer.slope, layer.offset)
-    size = values_in(observation.knowledge.blank(1))
-    return open_space(rows, fed, size, with_bias=with_bias, most=samples * len(layer.entries))
+    size, seen = values_in(observation.knowledge.blank(1)), _entries(layer)
+    numbers = torch.zeros(size, dtype=torch.long).scatter(0, seen, torch.arange(len(seen)))
+    fed = Fed(numbers[layer.entries], layer.slope, layer.offset)
+    space = open_space(rows, fed, len(seen), with_bias=with_bias, most=samples * len(layer.entries))
+    if space is None:
+        return None
+    origin = torch.zeros(size, dtype=space.origin.dtype).scatter(0, seen, space.origin)
+    directions = torch.zeros(len(space.directions), size, dtype=origin.dtype)
+    directions[:, seen] = space.directions
+    return OpenSpace(origin, directions, space.rank)
+
+
+def _entries(layer: PlacedLayer) -> Tensor:
+    """The numbers of the entries that a layer sees."""
+    return layer.entries[layer.slope != 0].unique()  # type: ignore[no-untyped-call, no-any-return]
+
+
+def _seen(reading: _Reading) -> set[int]:
+    return {entry for layer in reading.layers for entry in _entries(layer).tolist()}
+
+
+def _shared(readings: list[_Reading]) -> _Reading | None:
+    """Layers that see different entries, as those of several inputs do, read together."""
+    chosen: list[_Reading] = []
+    for reading in sorted(readings, key=lambda each: len(each.space.directions)):
+        if not any(_seen(reading) & _seen(other) for other in chosen):
+            chosen.append(reading)
+    if len(chosen) < 2:
+        return None
+    spaces = [reading.space for reading in chosen]
+    origin = torch.stack([space.origin for space in spaces]).sum(0)
+    directions = torch.cat([space.directions for space in spaces])
+    layers = tuple(layer for reading in chosen for layer in reading.layers)
+    return _Reading(layers, OpenSpace(origin, directions, max(space.rank for space in spaces)))
 
 
 def _possible_labels(observation: Observation, size: int) -> list[Tensor]:

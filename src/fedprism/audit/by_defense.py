@@ -12,7 +12,7 @@ from fedprism.audit.summary import Summary, defense_title
 from fedprism.evaluation.severity import Leak, number
 from fedprism.evaluation.verdict import Verdict, ceiling_of, leak_of, loosest, situations, verdict
 
-COLUMNS = ("defense", "verdict", "recovered", "ceiling", "accuracy", "time per step", "epsilon")
+COLUMNS = ("defense", "verdict", "recovered", "ceiling", "accuracy", "slowdown", "epsilon")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,10 +45,10 @@ def by_defense(rows: Sequence[Summary]) -> list[DefenseLine]:
 
 def table(lines: Sequence[DefenseLine]) -> Table:
     """For the terminal, without the columns that no line fills."""
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=0)
     filled = [place for place in range(len(COLUMNS)) if any(line.cells[place] for line in lines)]
     for place in filled:
-        shown.add_column(COLUMNS[place], overflow="fold")
+        shown.add_column(COLUMNS[place], overflow="fold", no_wrap=place > 0)
     for line in lines:
         shown.add_row(*(line.cells[place] for place in filled))
     return shown
@@ -57,7 +57,7 @@ def table(lines: Sequence[DefenseLine]) -> Table:
 def _line(defense: str, rows: Sequence[Summary]) -> DefenseLine:
     attacks = [row for row in rows if row.cell["kind"] != "utility"]
     cost = next((row for row in rows if row.cell["kind"] == "utility" and row.accuracy is not None), None)
-    worst = min(attacks, key=lambda row: list(Leak).index(leak_of(row)), default=None)
+    worst = max(attacks, key=_told, default=None)
     ceiling = ceiling_of(loosest(situations(attacks))) if attacks else None
     return DefenseLine(
         defense=defense,
@@ -65,13 +65,20 @@ def _line(defense: str, rows: Sequence[Summary]) -> DefenseLine:
         recovered="" if worst is None else _recovered(worst),
         ceiling="" if ceiling is None or not ceiling.known else number(ceiling.metric, ceiling.value),
         accuracy="" if cost is None or cost.accuracy is None else f"{cost.accuracy:.1%}",
-        time_factor="" if cost is None or cost.time_factor is None else f"{cost.time_factor:.2f} x",
+        time_factor="" if cost is None or cost.time_factor is None else f"{cost.time_factor:.2f}x",
         epsilon="" if cost is None or cost.epsilon is None else f"{cost.epsilon:.3g}",
     )
 
 
+def _told(row: Summary) -> tuple[bool, float, int, int]:
+    """The order of attacks: those that recovered the largest share of the samples last."""
+    share = row.recovered / row.samples if row.samples else 0.0
+    return leak_of(row) is not Leak.UNTESTED, share, row.recovered, -list(Leak).index(leak_of(row))
+
+
 def _recovered(row: Summary) -> str:
-    """How much the attack got, in words, and the best-recovered sample by the first metric."""
-    said = leak_of(row).value.removeprefix("were ")
-    name, figure = next(iter(row.metrics.items()), (None, None))
-    return said if name is None or figure is None else f"{said} ({number(name, figure.closest)})"
+    """How many samples the attack recovered, at least recognisably."""
+    leak = leak_of(row)
+    if not leak.judged:
+        return leak.value
+    return f"{row.recovered} of {row.samples}"

@@ -16,7 +16,7 @@ from fedprism.audit.estimate import duration, prices
 from fedprism.audit.grid import AttackCell, lay_out
 from fedprism.audit.materials import Setup
 from fedprism.audit.plan import parse_plan
-from fedprism.errors import FedprismError
+from fedprism.errors import BadInput, FedprismError
 from fedprism.inputs import described
 from fedprism.network.lookups import coded_pass
 from fedprism.network.network_map import NetworkMap, network_map
@@ -59,6 +59,8 @@ def setup_for(model: str, data: str | None, *, loss: str) -> Setup:
     """The plan that is looked at: one client with one sample, an honest but curious server, no defense."""
     from fedprism.audit import prepare
 
+    if data is None and ":" in model:
+        raise BadInput("a model of your own needs data of your own. Add --data, such as --data images.")
     plan = parse_plan(template.text(model, data))
     server = (ThreatEntry(name="honest_but_curious"),)
     only = {"batch_sizes": (1,), "seeds": (0,), "defenses": ((),), "threats": server, "losses": (loss,)}

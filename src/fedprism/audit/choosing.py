@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from fedprism.attacks import ATTACKS, Attack, Circumstances, Disaggregation, Then
+from fedprism.attacks.span_inversion.spanned import network_of
 from fedprism.audit.entries import AttackEntry, DefenseEntry, ThreatEntry
 from fedprism.audit.materials import Materials
 from fedprism.audit.plan import Plan, RecordedPart
 from fedprism.errors import FedprismError, NotApplicable
-from fedprism.inputs import shape_of, types_of
+from fedprism.inputs import shape_of, types_of, values_in
 from fedprism.network.batchnorm import batchnorm_layers
 from fedprism.network.lookups import coded_pass
 from fedprism.network.network_map import network_map
 from fedprism.network.patches import patch_layer
 from fedprism.network.places import placed_layers
 from fedprism.runner import check_inputs
+from fedprism.runtime import devices
 from fedprism.threats import THREATS, ThreatModel
 from fedprism.types import Knowledge, Observation, Round
 
 OTHERS = "the plan names other attackers"
 MIXING = ("mixup", "instahide")
+PICTURE = 3
+"""Dimensions of a picture: channels and sides."""
+MOST_PRODUCTS = 3e10
+"""Products of numbers for one Jacobian of a network by its input up to which a CPU takes a few seconds for it."""
+MOST_PRODUCTS_GPU = 3e12
+"""The same on a GPU."""
 SAYABLE = frozenset({"model", *RecordedPart.model_fields})
 """What a plan can say about captures that do not tell it."""
 
@@ -146,6 +155,7 @@ def _why_not(probe: Observation, plan: Plan, *, tampering: bool) -> dict[str, st
         looks_up=_holds(lambda probe: coded_pass(probe).lookups, probe),
         patches_first=_holds(_patches_first, probe),
         few_places=_holds(_at_few_places, probe),
+        few_inner_places=_holds(lambda probe: _spans_tell(probe, _fewest_samples(probe, plan)), probe),
         batchnorm_between=_normalises(probe),
         tampers=tampering,
         mixes=any(entry.name in MIXING for chain in plan.grid.defenses for entry in chain),
@@ -199,13 +209,35 @@ def _at_few_places(probe: Observation) -> bool:
 
     A dense layer with a bias that is fed the input as a whole does not count: dense-inversion reads it.
     """
-    first = probe.rounds[0]
+    first, entries = probe.rounds[0], values_in(probe.knowledge.blank(1))
     for layer in placed_layers(probe):
         operation, places = layer.operation, len(layer.entries)
-        divisible = places == 1 and operation.bias in first.update
+        divisible = places == 1 and layer.entries.numel() == entries and operation.bias in first.update
         if operation.weight in first.update and not divisible and places <= len(operation.rows(first.params)):
             return True
     return False
+
+
+def _spans_tell(probe: Observation, samples: int) -> bool:
+    """Whether convolutions of a network are fed at so few places that their gradients tell an image, in little time."""
+    if _dense_first(probe) or len(probe.knowledge.sample_shape) != PICTURE:
+        return False
+    values, products = math.prod(probe.knowledge.sample_shape), 0
+    equations = 0
+    for candidate in network_of(replace(probe, rounds=probe.rounds[:1])).candidates:
+        operation = candidate.operation
+        rows, features = operation.rows(probe.rounds[0].params).shape
+        products += operation.places * rows * features
+        if samples * operation.places < min(rows, features):
+            equations += operation.places * (features - samples * operation.places)
+    most = MOST_PRODUCTS_GPU if devices.pick().type == "cuda" else MOST_PRODUCTS
+    return equations > values and values * products <= most
+
+
+def _fewest_samples(probe: Observation, plan: Plan) -> int:
+    """Behind an update; of a capture that does not tell, one."""
+    sizes = plan.grid.batch_sizes if plan.captures is None else probe.knowledge.batch_size or 1
+    return min(filter(None, sizes), default=1) if isinstance(sizes, tuple) else sizes
 
 
 def _holds(question: Callable[[Observation], object], probe: Observation) -> bool:

@@ -18,7 +18,7 @@ from fedprism.audit.fallbacks import fallbacks
 from fedprism.audit.gates import Checks, Conclusion
 from fedprism.audit.grid import Cell, Grid, lay_out
 from fedprism.audit.materials import Setup
-from fedprism.audit.results import FORMAT, PLAN, RESULTS, RUN, Audit, load_audit
+from fedprism.audit.results import FORMAT, PLAN, RESULTS, RUN, WORDS, Audit, load_audit
 from fedprism.audit.summary import Summary, summarised
 from fedprism.audit.system import weights_of
 from fedprism.audit.trials import trial_of
@@ -32,7 +32,7 @@ from fedprism.runtime.executors import Executor
 
 FREE = ("limits", "title")
 """What may change before an audit is resumed: a cell that was given up may get more time."""
-PATHS = (("data", "folder"), ("data", "npz"), ("data", "csv"), ("model", "weights"))
+PATHS = (*(("data", key) for key in ("folder", "npz", "csv", "texts", "tokenizer")), ("model", "weights"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +149,9 @@ def _conclude(store: ResultStore, setup: Setup, grid: Grid, checks: Checks) -> N
     conclusion = checks.concluded(rows, weights_of(setup))
     for name, content in export(setup.plan, rows, grid.skipped, conclusion).items():
         _put(store, name, content)
+    words = setup.materials().words
+    if words and setup.plan.scores.pictures != 0:
+        _put(store, WORDS, json_text.as_json({str(token): word for token, word in words.items()}))
     _write_run(store, grid)
     _write_results(store, setup, grid, rows, conclusion)
 

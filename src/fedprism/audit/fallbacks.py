@@ -13,7 +13,7 @@ from fedprism.audit.grid import AttackCell, Cell, situation_key
 from fedprism.audit.materials import Setup
 from fedprism.experiments import Outcome
 
-RECOMMENDED = re.compile(r"; use ([a-z-]+) ")
+RECOMMENDED = re.compile(r"[;.] [uU]se ([a-z-]+) ")
 """How a refusal names another attack."""
 
 

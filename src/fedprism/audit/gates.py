@@ -102,8 +102,8 @@ class Judgement:
             sentences.append(f"{counted(self.failed_runs, 'run')} failed; what was not tested cannot pass.")
         if self.inconclusive:
             sentences.append(
-                f"{counted(self.inconclusive, 'setting')} inconclusive: the tested attacks stay within the limit, a "
-                "better one may not (--allow-inconclusive lets them pass)."
+                f"{counted(self.inconclusive, 'setting')} inconclusive: tested attacks stay within the limit, a better "
+                "one may not (--allow-inconclusive lets them pass)."
             )
         return tuple(sentences)
 

@@ -21,6 +21,7 @@ from fedprism.audit.plan import DataPart, ModelPart, Plan
 from fedprism.checks import arguments, shown
 from fedprism.data.source import DAMAGE, MOST_BYTES
 from fedprism.data.tabular import TABLES, Column, TableSet, read_csv
+from fedprism.data.texts import TextSet, read_texts
 from fedprism.errors import BadInput, BadPlan
 from fedprism.files.tensors import TensorFile
 from fedprism.inputs import shape_of, single_shape, tensors_of
@@ -140,7 +141,9 @@ class Setup:
     def _file_times(self) -> tuple[int, ...]:
         """When the plan's files were last written: a process that loaded them before loads changed ones again."""
         data, model = self.plan.data, self.plan.model
-        names = ((data.npz, data.csv, data.folder) if data else ()) + ((model.weights,) if model else ())
+        names = ((data.npz, data.csv, data.folder, data.texts, data.tokenizer) if data else ()) + (
+            (model.weights,) if model else ()
+        )
         paths = (self.base / name for name in names if name is not None)
         return tuple(path.stat().st_mtime_ns for path in paths if path.exists())
 
@@ -184,6 +187,11 @@ class Materials:
     def columns(self) -> tuple[Column, ...] | None:
         """The columns of a table, None for everything else."""
         return self.samples.columns if isinstance(self.samples, TableSet) else None
+
+    @property
+    def words(self) -> Mapping[int, str]:
+        """How the tokens of texts are written; nothing for everything else."""
+        return self.samples.words if isinstance(self.samples, TextSet) else {}
 
     def batch(self, indices: Tensor) -> Batch:
         """Samples as the model is fed them."""
@@ -277,6 +285,10 @@ def _samples(part: DataPart, base: Path, data_dir: Path | None) -> Samples:
         assert part.label is not None
         given = {"path": base / part.csv, "label": part.label, "categorical": part.categorical, **options}
         return read_csv(**arguments(read_csv, given, "a csv file"))
+    if part.texts is not None:
+        assert part.tokenizer is not None
+        places = {} if part.places is None else {"places": part.places}
+        return read_texts(base / part.texts, base / part.tokenizer, column=part.column, **places)
     if part.npz is not None or part.factory is not None:
         if options:
             raise BadPlan(f"your own arrays take no options, but {shown(options)} is given. Remove it.")

@@ -122,6 +122,10 @@ class DataPart(Strict):
     folder: Path_ | None = Field(default=None, description="a folder of your images, or of one folder a class")
     npz: Path_ | None = Field(default=None, description="your file with the arrays inputs and labels")
     csv: Path_ | None = Field(default=None, description="your table with a header line")
+    texts: Path_ | None = Field(default=None, description="your texts: lines, or a column of a .csv or .jsonl file")
+    tokenizer: Path_ | None = Field(default=None, description="the tokenizer.json of the model that is fed the texts")
+    column: Word | None = Field(default=None, description="the column of a file of texts")
+    places: Count | None = Field(default=None, description="tokens of a text; longer texts are cut")
     factory: Code | None = Field(
         default=None, description="pkg.module:function, your code that returns inputs and labels; auditing imports it"
     )
@@ -140,9 +144,15 @@ class DataPart(Strict):
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
-        given = [key for key in ("name", "folder", "npz", "csv", "factory") if getattr(self, key) is not None]
+        given = [key for key in ("name", "folder", "npz", "csv", "texts", "factory") if getattr(self, key) is not None]
         if len(given) != 1:
-            raise ValueError(f"give one of name, folder, npz, csv and factory, not {' and '.join(given) or 'none'}")
+            raise ValueError(
+                f"give one of name, folder, npz, csv, texts and factory, not {' and '.join(given) or 'none'}"
+            )
+        if (self.texts is None) != (self.tokenizer is None):
+            raise ValueError("texts need a tokenizer, and other data have none")
+        if self.texts is None and (self.column is not None or self.places is not None):
+            raise ValueError("column and places are for texts only")
         if (self.csv is None) != (self.label is None):
             raise ValueError("a csv file needs a label column, and other data have none")
         if not self.bounds[0] < self.bounds[1]:
@@ -338,7 +348,7 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
             content = file.read(MOST_PLAN_BYTES + 1)
     except OSError as error:
         reason = "no such file" if isinstance(error, FileNotFoundError) else (error.strerror or str(error)).lower()
-        raise BadPlan(f"{path.name}: {reason}. Create one with: fedprism init") from error
+        raise BadPlan(f"{path.name or path}: {reason}. Create one with: fedprism init") from error
     if len(content) > MOST_PLAN_BYTES:
         raise BadPlan(f"'{path.name}' is larger than {MOST_PLAN_BYTES} bytes, the limit for a plan. Shorten it.")
     return parse_plan(content)

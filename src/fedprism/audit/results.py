@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from fedprism.files.json_text import as_number
 
 FORMAT = "fedprism-audit/2"
 PLAN, RESULTS, RUN = "plan.json", "results.json", "run.json"
+WORDS = "words.json"
+"""How the tokens of texts are written: private, as the samples are, so not part of the results."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,14 @@ class Audit:
     def samples(self, key: str) -> dict[str, Tensor] | None:
         """Some samples of a cell beside what came back; None where none were kept."""
         return ResultStore(self.root).samples(key)
+
+    @cached_property
+    def words(self) -> Mapping[int, str]:
+        """How the tokens of texts are written, if some were kept; nothing if it cannot be read."""
+        try:
+            return TypeAdapter(dict[int, str]).validate_python(read_json(self.root / WORDS))
+        except (BadInput, ValueError):
+            return {}
 
 
 def load_audit(folder: str | Path) -> Audit:

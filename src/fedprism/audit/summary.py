@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedprism.audit.grid import configuration_key, situation_key, without_seed
-from fedprism.evaluation.severity import HIGHER_IS_CLOSER, RANGES, Figure
+from fedprism.evaluation.severity import HIGHER_IS_CLOSER, RANGES, Figure, readable
 from fedprism.evaluation.verdict import CeilingFigure, ceiling_figure
 from fedprism.experiments import Outcome
 from fedprism.utility import Interval, seed_interval
@@ -16,7 +16,7 @@ from fedprism.utility import Interval, seed_interval
 
 @dataclass(kw_only=True)
 class Summary:
-    """One configuration: cells that differ in nothing but the seed."""
+    """One configuration: runs that differ in nothing but the seed."""
 
     cell: dict[str, Any]
     outcomes: dict[str, int] = field(default_factory=dict)
@@ -37,6 +37,8 @@ class Summary:
     samples: int = 0
     answered: int = 0
     """Private samples of all seeds, and for how many of them the attack returned something."""
+    by_sample: list[dict[str, float]] = field(default_factory=list)
+    """The scores of each private sample of all seeds; empty if nothing was returned for it."""
     accuracy: float | None = None
     accuracies: Sequence[float] = ()
     interval: Sequence[float] | None = None
@@ -75,12 +77,19 @@ class Summary:
             best = max if HIGHER_IS_CLOSER.get(name, False) else min
             if present:
                 self.closest[name] = best([*present, *([self.closest[name]] if name in self.closest else [])])
+        self._add_samples(scores.get("values", {}))
         for name, value in scores.get("by_column", {}).items():
             self.by_column.setdefault(name, []).append(value)
         for baseline, means in outcome.baselines.items():
             for name, mean in means.items():
                 if mean is not None:
                     self.baselines.setdefault(name, {}).setdefault(baseline, []).append(mean)
+
+    def _add_samples(self, values: Mapping[str, Sequence[float | None]]) -> None:
+        """The scores of each private sample, by metric."""
+        for place in range(max(map(len, values.values()), default=0)):
+            each = {name: column[place] for name, column in values.items() if place < len(column)}
+            self.by_sample.append({name: value for name, value in each.items() if value is not None})
 
     def _add_updates(self, updates: Sequence[Mapping[str, Any]]) -> None:
         self.updates = max(self.updates, len(updates))
@@ -105,6 +114,12 @@ class Summary:
     @property
     def residual(self) -> float | None:
         return min(self.residuals, default=None)
+
+    @property
+    def recovered(self) -> int:
+        """How many private samples were recovered, at least recognisably."""
+        metrics = self.metrics
+        return sum(readable(scores, metrics) for scores in self.by_sample)
 
     @property
     def metrics(self) -> dict[str, Figure]:
@@ -139,6 +154,7 @@ class Summary:
             "by_column": {name: _mean(values) for name, values in self.by_column.items()},
             "samples": self.samples,
             "returned": self.answered,
+            "recovered": self.recovered,
             "labels_leaked": _mean(list(map(float, self.labels))) if self.labels else None,
             "residual": self.residual,
             "updates": self.updates,

@@ -26,7 +26,7 @@ def system(plan: Mapping[str, Any], weights: str) -> str:
         count = len(folders) if isinstance(folders, list) else 0
         return f"Recorded updates ({count} capture{'' if count == 1 else 's'})."
     name = (model.get("name") or model.get("factory")) if isinstance(model, Mapping) else None
-    keys = ("name", "folder", "npz", "csv", "factory")
+    keys = ("name", "folder", "npz", "csv", "texts", "factory")
     source = next((data[key] for key in keys if data.get(key)), None) if isinstance(data, Mapping) else None
     return f"{name or 'The given model'}, {weights}, simulated clients holding {source or 'the given data'}."
 

@@ -61,6 +61,8 @@ title = "{title}"
 # Instead: name = "photos" (`fedprism list data`, or the made-up table "patients"), folder = "images" (images, or one
 # folder per class), npz = "samples.npz" (arrays inputs and labels), csv = "table.csv" with label =
 # "column", factory = "pkg.module:function" (your code, which returns inputs and labels of any shape and type).
+# texts = "notes.txt"            # texts, one per line; of a .csv or .jsonl file, those of column = "note"
+# tokenizer = "tokenizer.json"   # the language model's; places = 32 is where longer texts are cut
 # categorical = ["postcode"]     # columns of a table that are categories though they are numbers
 {bounds}
 # normalization = [[0.5, 0.5, 0.5], [0.25, 0.25, 0.25]]   # mean and std per channel
@@ -70,6 +72,7 @@ title = "{title}"
 # [captures]
 # folders = ["capture-1", "capture-2"]
 # truths = ["truth-1", "truth-2"]  # ground truth, if it is known: adds scores
+# most_updates = 12              # updates of a capture that are attacked one by one: those that may leak most
 # knowledge = {{ input_shape = [3, 32, 32], loss = "cross_entropy" }}   # what captures do not hold; also batch_size,
 #                                # bounds, normalization, local_lr, local_epochs, local_batch_size, local_momentum,
 #                                # local_optimizer ("sgd", "adam", "adamw", or {{ name = "adamw", weight_decay = 0.1 }})

@@ -156,8 +156,8 @@ def _one_class_each(order: Tensor, labels: Tensor, clients: int, size: int) -> T
     turns = [batch[turn] for turn in range(max(map(len, batches), default=0)) for batch in batches if turn < len(batch)]
     if len(turns) < clients:
         raise BadInput(
-            f"equal-labels expects {size} samples of one class for each of {clients} clients, found that for "
-            f"{len(turns)} of them; lower batch_sizes or clients, or give more data."
+            f"equal-labels needs {size} samples of one class for each of {clients} clients; only "
+            f"{len(turns)} have that. Lower batch_sizes or clients, or give more data."
         )
     first = torch.cat(turns[:clients])
     return torch.cat([first, order[~torch.isin(order, first)]])

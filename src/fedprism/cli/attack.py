@@ -30,7 +30,7 @@ class AttackCommand(Command):
         from fedprism.checks import row
         from fedprism.cli import tables
 
-        entry = row({each.name: each for each in tables.attacks()}, name, "method of attack")
+        entry = row({each.name: each for each in tables.attacks()}, name, "attack")
         typer.echo("\n".join(tables.lines(entry)))
 
 

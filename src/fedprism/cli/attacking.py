@@ -93,12 +93,12 @@ def carry_out(
 
 def _named(name: str, then: str | None) -> Attack:
     """The attack by its name, with the one behind it if there is one."""
-    attack = row(ATTACKS, name, "method of attack")()
+    attack = row(ATTACKS, name, "attack")()
     if then is None:
         return attack
     if not isinstance(attack, Reduction):
         raise BadInput(f"{name} does not split updates, so --then has nothing to attack. Use --attack disaggregation.")
-    return combined(attack, row(ATTACKS, then, "method of attack")())
+    return combined(attack, row(ATTACKS, then, "attack")())
 
 
 def result_files(observation: Observation, reconstruction: Reconstruction, record: Record) -> dict[str, bytes]:

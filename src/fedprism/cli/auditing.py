@@ -108,16 +108,16 @@ def write_plan(path: Path, model: str | None, data: str | None, loss: str | None
 
 
 def _place(device: str | None, *, elsewhere: bool) -> torch.device:
-    """Where cells run. Machines of a cluster have GPUs of their own, whatever this one has."""
+    "The device of the runs. Machines of a cluster have GPUs of their own, whatever this one has."
     if elsewhere and device is not None:
         return torch.device("cuda" if device.startswith("cuda") else "cpu")
     return devices.pick(device)
 
 
 def _executor(setup: Setup, grid: Grid, workers: int | None, ray: str | None, place: torch.device) -> Executor:
-    """Always processes of their own: a cell that crashes, or is killed, is then one failed record.
+    """Always processes of their own: a run that crashes, or is killed, is then one failed record.
 
-    A cluster of other machines, of whose GPUs nothing is known, gives each cell a whole one.
+    A cluster of other machines, of whose GPUs nothing is known, gives each run a whole one.
     """
     if ray == LOCAL:
         gpus = 1 / estimate.workers_that_fit(setup, grid, MOST_A_GPU, place) if place.type == "cuda" else 0.0

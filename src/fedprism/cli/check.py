@@ -29,7 +29,7 @@ def check(
 
 
 def lines(fit: Fit) -> list[str]:
-    """The answer as text, one line a layer and one an attack."""
+    """The answer as text, one line per layer and per attack."""
     text = [f"input {fit.inputs}; output {fit.outputs} per sample", "", "layers:"]
     for layer in fit.layers:
         reads = f"read by {' and '.join(layer.readers)}" if layer.readers else "read by no exact attack"

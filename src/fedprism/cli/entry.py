@@ -2,7 +2,7 @@
 
 Exit codes: 0 done; 1 a check of an audit failed; 2 bad input, missing knowledge, a method that does not apply, or an
 audit in which no attack ran to its end; 3 an error of fedprism itself; 130 interrupted; 143 told to end (SIGTERM).
-torch is imported inside the commands, so that `fedprism --help` answers at once.
+torch is imported inside the commands: `fedprism --help` answers at once.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Terminated(BaseException):
 
 @contextmanager
 def _ends_in_order() -> Iterator[None]:
-    """On SIGTERM end as on Ctrl-C, so that worker processes are stopped before their pipes break."""
+    """On SIGTERM end as on Ctrl-C: worker processes are stopped before their pipes break."""
 
     def end(*_: object) -> None:
         raise Terminated

@@ -20,16 +20,18 @@ def reproduce(
     ] = False,
     data_dir: DataDir = None,
     batches: Annotated[
-        int | None, typer.Option(min=1, metavar="K", help="Batches per cell of the table; default: the paper's.")
+        int | None, typer.Option(min=1, metavar="K", help="Batches per cell of the table; default: the recipe's own.")
     ] = None,
-    sizes: Annotated[str | None, typer.Option(metavar="N,N,...", help="Batch sizes; default: the paper's.")] = None,
+    sizes: Annotated[
+        str | None, typer.Option(metavar="N,N,...", help="Batch sizes; default: the recipe's own.")
+    ] = None,
     iterations: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Iterations of the baselines that are run again; default: the paper's."),
+        typer.Option(min=1, metavar="N", help="Iterations of every iterated method; default: the recipe's own."),
     ] = None,
     inverted: Annotated[
         int | None,
-        typer.Option(min=1, metavar="K", help="Images per batch to render from features; default: the paper's."),
+        typer.Option(min=1, metavar="K", help="Images per batch to render from features; default: the recipe's own."),
     ] = None,
     output: Annotated[
         Path | None,
@@ -41,6 +43,24 @@ def reproduce(
             min=1, metavar="N", help="Number of parts at a time, for recipes that have parts (research/recipes.md)."
         ),
     ] = None,
+    tune: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Choose the baselines' weights in N rehearsals; default: the published ones."
+        ),
+    ] = None,
+    encodings: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Epochs of encodings for an attacker on mixed images; default: the recipe's own."
+        ),
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Compute only such rows; may be repeated.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the rows and what they took before; compute nothing.")
+    ] = False,
     seed: Seed = 0,
     device: Device = None,
 ) -> None:
@@ -52,18 +72,27 @@ def reproduce(
     tables = papers()
     chosen = row(tables.RECIPES, recipe, "recipe")
     folder = output or Path(f"fedprism-{recipe}")
-    publishing.require_writable(folder)
     settings = tables.Settings(
         quick=quick,
         batches=batches,
         sizes=_whole_numbers(sizes) if sizes is not None else None,
         iterations=iterations,
         inverted=inverted,
+        encodings=encodings,
+        tune=tune,
+        only=tuple(only or ()),
         seed=seed,
         data_dir=data_dir,
         device=device,
         workers=workers,
     )
+    if dry_run:
+        rows = tables.planned(chosen, settings, lambda _: None)
+        took = tables.recorded_time(chosen, settings, folder, len(rows))
+        lines = [", ".join(f"{key}={value}" for key, value in row.items()) for row in rows]
+        answer({"rows": rows, "time": took}, lambda: [*lines, f"{len(rows)} rows. {took}"])
+        return
+    publishing.require_writable(folder)
     with progress_bar() as announce:
         rows = tables.carry_out(chosen, settings, folder, announce)
     notes = [] if PRINTING.quiet else [f"- {note}" for note in tables.notes(chosen, settings, rows)]

@@ -14,8 +14,9 @@ from fedprism.data.files import folder, imagenet, imagenet_beside, people, tiny_
 from fedprism.data.imageset import ImageSet
 from fedprism.data.ondisk import OnDisk, Reader
 from fedprism.data.source import assemble
+from fedprism.data.texts import TextSet, read_texts, text_set
 
-__all__ = ["DATASETS", "ImageSet", "load", "load_folder"]
+__all__ = ["DATASETS", "ImageSet", "TextSet", "load", "load_folder", "read_texts", "text_set"]
 
 _NUMBERS = tuple(map(str, range(100)))
 _CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")

@@ -70,7 +70,7 @@ def assemble(name: str, source: Source, size: int | None, limit: int | None) -> 
         whole(size, "size", MOST_SIZE)
     if not len(labels) or labels.min() < 0 or labels.max() >= classes:
         problem = f"labels from {labels.min()} to {labels.max()}" if len(labels) else "no image"
-        raise BadInput(f"{name} must hold images of {classes} classes, but there are {problem}. Check the files.")
+        raise BadInput(f"{name} needs images of {classes} classes, but has {problem}. Check the files.")
     chosen = spread(labels, limit)
     images: Pixels | None = None
     for place, picture in enumerate(source.pictures(chosen.tolist())):

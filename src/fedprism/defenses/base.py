@@ -121,9 +121,7 @@ def chain(*defenses: Defense) -> Defense:
     flat: list[Defense] = []
     for defense in defenses:
         if not isinstance(defense, Defense):
-            raise BadInput(
-                f"expected defenses, one after the other, found {shown(defense)}; give objects such as Prune(0.9)."
-            )
+            raise BadInput(f"a chain takes defenses such as Prune(0.9), not {shown(defense)}.")
         flat.extend(defense.members)
     return flat[0] if len(flat) == 1 else Chain(tuple(flat))
 
@@ -138,10 +136,10 @@ def check_number(value: object, name: str, hint: str, *, zero: bool = False, mos
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not (number and 0 <= value < math.inf and value <= most and (value > 0 or zero)):  # type: ignore[operator]
         limits = ("of at least 0" if zero else "above 0") + (f" and at most {most:g}" if most < math.inf else "")
-        raise BadInput(f"expected {name} to be a number {limits}, found {shown(value)}; {hint}.")
+        raise BadInput(f"{name} must be a number {limits}, not {shown(value)}; {hint}.")
 
 
 def check_switch(value: object, name: str) -> None:
     """Refuse what is neither True nor False."""
     if not isinstance(value, bool):
-        raise BadInput(f"expected {name} to be True or False, found {shown(value)}; use one of these.")
+        raise BadInput(f"{name} must be True or False, not {shown(value)}.")

@@ -47,8 +47,8 @@ class DpSgd(Defense):
         name = next((name for name, layer in layers if isinstance(layer, mixing) and layer.training), None)
         if name is not None:
             raise NotApplicable(
-                f"DpSgd expects a gradient for every example on its own, found the batch-norm layer '{name}' in train "
-                "mode, which mixes the examples; put GroupNorm in its place, or train with training=False."
+                f"DpSgd needs the gradient of each example, and the batch-norm layer '{name}' in train mode "
+                "mixes the examples. Use GroupNorm instead, or train with training=False."
             )
         return batch
 

@@ -45,8 +45,8 @@ class EqualLabels(Defense):
     def on_draw(self, dataset: Batch, context: Context, rng: torch.Generator) -> Tensor:
         if is_soft(dataset.labels):
             raise BadInput(
-                "EqualLabels expects whole labels (batch,), found soft ones; "
-                "draw the batch first and mix labels afterwards, in on_batch."
+                "EqualLabels needs whole labels (batch,), not soft ones. Draw the batch first and mix labels "
+                "afterwards, in on_batch."
             )
         labels = dataset.labels.cpu()
         counts = torch.bincount(labels)  # a tenth of the time of torch.unique, in every step of a training
@@ -55,9 +55,9 @@ class EqualLabels(Defense):
         if self.size is not None and int(counts.min()) < self.size:
             rarest = int(counts.argmin())
             raise BadInput(
-                f"EqualLabels expects {self.size} samples of every class that {context.client or 'the client'} holds, "
-                f"found {int(counts[rarest])} of class {int(classes[rarest])}; "
-                "lower the size, give it more samples of that class, or leave the class out."
+                f"EqualLabels needs {self.size} samples of each class of {context.client or 'the client'}, "
+                f"and class {int(classes[rarest])} has {int(counts[rarest])}. Lower the size, give it more "
+                "samples of that class, or leave the class out."
             )
         of_class: Tensor = (labels == classes[_turn(context, len(classes), rng)]).nonzero().flatten()
         if self.size is None or self.size == len(of_class):

@@ -40,8 +40,8 @@ class InstaHide(MixUp):
         super().__post_init__()
         if self.cross is not None and not isinstance(self.cross, Batch):
             raise BadInput(
-                f"expected InstaHide's cross to be a Batch of public data, found {shown(self.cross)}; "
-                "give one, or leave it out to mix the client's own samples."
+                f"InstaHide's cross must be a Batch of public data, not {shown(self.cross)}. Leave it out to "
+                "mix the client's own samples."
             )
 
     def __repr__(self) -> str:
@@ -55,8 +55,8 @@ class InstaHide(MixUp):
         public = self.k - PRIVATE_MIXED
         if samples < PRIVATE_MIXED or len(self.cross) < public:
             raise BadInput(
-                f"expected at least {PRIVATE_MIXED} own and k - {PRIVATE_MIXED} = {public} public samples to mix, "
-                f"found {samples} and {len(self.cross)}; lower k or give more data."
+                f"InstaHide needs {PRIVATE_MIXED} own and k - {PRIVATE_MIXED} = {public} public samples, but "
+                f"there are {samples} and {len(self.cross)}. Lower k or give more data."
             )
         owned = torch.arange(samples) if owned is None else owned
         chance = Chance.out_of(rng, owned)
@@ -75,8 +75,8 @@ class InstaHide(MixUp):
         if self.cross is not None:
             if self.cross.tensor.shape[1:] != inputs.shape[1:]:
                 raise BadInput(
-                    f"expected InstaHide's public samples of shape {tuple(inputs.shape[1:])}, as the client's, found "
-                    f"{tuple(self.cross.tensor.shape[1:])}; bring them to that shape."
+                    f"InstaHide's public samples have shape {tuple(self.cross.tensor.shape[1:])}, the client's "
+                    f"{tuple(inputs.shape[1:])}. Bring them to that shape."
                 )
             inputs = torch.cat([inputs, self.cross.tensor.to(inputs)])
             labelled = Mixing(mixing.partners[:, :PRIVATE_MIXED], mixing.coefficients[:, :PRIVATE_MIXED])

@@ -62,27 +62,24 @@ class Told(NamedTuple):
     def of(cls, given: Update, rounds: int) -> Told:
         """Check a field of Knowledge about `rounds` updates."""
         if not {"mapping", "updates"} <= set(given) <= {"mapping", "coefficients", "updates"}:
-            raise BadInput(
-                f"expected 'mapping', 'updates' and perhaps 'coefficients' in mixing, found {shown(sorted(given))}; "
-                "give these and no others."
-            )
+            raise BadInput(f"mixing takes 'mapping', 'updates' and perhaps 'coefficients', not {shown(sorted(given))}.")
         mapping, coefficients, updates = given["mapping"], given.get("coefficients"), given["updates"]
         # Every sample has a mixture of its own, so no number is beyond how many entries there are.
         if mapping.dtype != torch.int64 or mapping.dim() != 2 or not _within(mapping, mapping.numel()):
             raise BadInput(
-                f"expected mixing's mapping as int64 (mixtures, k) of samples counted from 0, found {mapping.dtype} of "
-                f"shape {tuple(mapping.shape)} or numbers that are no samples; correct it."
+                f"mixing's mapping must be int64 (mixtures, k) of samples counted from 0, not {mapping.dtype} "
+                f"of shape {tuple(mapping.shape)} or other numbers."
             )
         if updates.dtype != torch.int64 or updates.shape != mapping.shape[:1] or not _within(updates, rounds):
             raise BadInput(
-                f"expected mixing's updates as int64, for each mixture one of {rounds} rounds counted from 0, found "
-                f"{updates.dtype} of shape {tuple(updates.shape)} or other numbers; correct it."
+                f"mixing's updates must be int64, for each mixture one of {rounds} rounds counted from 0, not "
+                f"{updates.dtype} of shape {tuple(updates.shape)} or other numbers."
             )
         floats = coefficients is None or (coefficients.dtype.is_floating_point and coefficients.shape == mapping.shape)
         if coefficients is not None and not (floats and bool(((coefficients >= 0) & (coefficients <= 1)).all())):
             raise BadInput(
-                f"expected mixing's coefficients from 0 to 1, of shape {tuple(mapping.shape)} as the mapping's, found "
-                f"{coefficients.dtype} of shape {tuple(coefficients.shape)} or other numbers; correct or withhold them."
+                f"mixing's coefficients must be from 0 to 1, of the mapping's shape {tuple(mapping.shape)}, "
+                f"not {coefficients.dtype} of shape {tuple(coefficients.shape)} or other numbers."
             )
         return cls(mapping, coefficients, updates)
 
@@ -107,7 +104,7 @@ class MixUp(Defense):
         whole(self.k, f"{name}'s k", MOST_MIXED, least=2)
         if not isinstance(self.bound, int | float) or not 1 / self.k < self.bound <= 1:
             raise BadInput(
-                f"expected {name}'s bound above 1 / k = {1 / self.k:.3g} and at most 1, found {shown(self.bound)}; "
+                f"{name}'s bound must be above 1 / k = {1 / self.k:.3g} and at most 1, not {shown(self.bound)}. "
                 "0.65 is common."
             )
 
@@ -118,7 +115,7 @@ class MixUp(Defense):
         """
         if samples < self.k:
             raise BadInput(
-                f"expected at least k = {self.k} samples to mix, found {samples}; lower k or give the client more data."
+                f"{samples} samples are fewer than k = {self.k} to mix. Lower k or give the client more data."
             )
         owned = torch.arange(samples) if owned is None else owned
         chance = Chance.out_of(rng, owned)
@@ -218,7 +215,7 @@ def draw_coefficients(chance: Chance, k: int, bound: float, private: tuple[int, 
         open_rows = open_rows[~good.any(1)]
         if len(open_rows) == 0:
             return drawn
-    raise BadInput(f"expected a bound that mixtures of {k} often meet, found {bound}; raise it.")
+    raise BadInput(f"mixtures of {k} rarely meet the bound {bound}. Raise it.")
 
 
 def _dirichlet(uniform: Tensor) -> Tensor:
@@ -231,7 +228,7 @@ def _dirichlet(uniform: Tensor) -> Tensor:
 def soft_labels(data: Batch, context: Context) -> Tensor:
     """The labels as rows of class weights, as wide as the model's outputs where the context has the model."""
     if not isinstance(data.labels, Tensor):
-        raise BadInput(f"expected labels to mix along with the samples, found {shown(data.labels)}; give the labels.")
+        raise BadInput(f"MixUp needs labels to mix along with the samples, not {shown(data.labels)}.")
     if is_soft(data.labels):
         return data.labels
     classes = int(data.labels.max()) + 1 if context.model is None else _outputs_of(context.model, data.tensor)

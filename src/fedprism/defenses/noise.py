@@ -25,9 +25,7 @@ class _AdditiveNoise(Defense):
         given = [name for name in ("std", "relative") if getattr(self, name) is not None]
         if len(given) != 1:
             found = "both" if given else "neither"
-            raise BadInput(
-                f"expected {type(self).__name__}'s std or relative, found {found}; give one of them, such as std=0.01."
-            )
+            raise BadInput(f"{type(self).__name__} needs std or relative, one of them, not {found}. Example: std=0.01.")
         check_number(getattr(self, given[0]), f"{type(self).__name__}'s {given[0]}", "0.01 is common", zero=True)
 
     def unit_noise(self, size: torch.Size, rng: torch.Generator) -> torch.Tensor:

@@ -46,14 +46,13 @@ class Soteria(Defense):
     def on_update(self, update: Update, context: Context, rng: torch.Generator) -> Update:
         if context.model is None or context.batch is None:
             raise NotApplicable(
-                "Soteria expects the model and the client's data beside the update, found a stage without them; "
-                "hand on_update a Context with both."
+                "Soteria needs the model and the client's data beside the update. Hand on_update a Context with both."
             )
         with seeded_layers(rng):
             layer, scores = feature_scores(context.model, context.params, context.batch, self.layer)
         if layer not in update:
             raise NotApplicable(
-                f"Soteria expects the dense layer's weight '{layer}' in the update, found it frozen; train it."
+                f"Soteria needs the dense layer's weight '{layer}' in the update, but it is frozen. Train it."
             )
         kept = torch.ones_like(scores)
         # A stable order, so that equal scores go from the first on.
@@ -84,12 +83,12 @@ def feature_scores(model: nn.Module, params: Update | None, data: Batch, name: s
         for hook in hooks:
             hook.remove()
     if not inputs_of or inputs_of[-1][1].dim() != 2:
-        raise NotApplicable("Soteria expects a network that ends in a dense layer, found none; use another defense.")
+        raise NotApplicable("Soteria needs a network that ends in a dense layer. Choose another defense.")
     layers = dict(inputs_of)
     layer = inputs_of[-1][0] if name is None else f"{name}.weight".lstrip(".")
     if layer not in layers or layers[layer].dim() != 2:
         known = " or ".join(known.removesuffix(".weight") for known, fed in layers.items() if fed.dim() == 2)
-        raise NotApplicable(f"Soteria expects the dense layer {known}, found {shown(name)}; name one of these.")
+        raise NotApplicable(f"Soteria needs the dense layer {known}, not {shown(name)}.")
     features = layers[layer]
     if features.grad_fn is None:  # the layer is fed by the input itself: each feature is a pixel
         return layer, (1 / (features.detach().abs() + FLOOR)).sum(0)

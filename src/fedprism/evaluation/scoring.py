@@ -111,7 +111,7 @@ class Scores:
     def _repr_html_(self) -> str:
         """Means and the first samples as a table, for notebooks."""
         shown = range(min(len(self.rows), html.MOST_SAMPLES))
-        head = ["metric", "mean", "how to read it", *(f"sample {place}" for place in shown)]
+        head = ["metric", "mean", "scale", *(f"sample {place}" for place in shown)]
         lines = [
             [name, number(name, self.mean(name)), reading(name), *(number(name, values[place]) for place in shown)]
             for name, values in self.values.items()
@@ -133,7 +133,7 @@ class Scores:
 
     @property
     def _labels(self) -> str:
-        return "all right" if self.labels_match else "not all right"
+        return "all correct" if self.labels_match else "not all correct"
 
 
 UNITS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import ClassVar
 
@@ -13,7 +13,7 @@ from pydantic import ConfigDict
 from fedprism.metrics import METRICS
 
 TOKENS = ("tokens", "tokens-in-place")
-"""Shares of whole numbers that came back: wherever they stand, and in their places."""
+"""Shares of whole numbers that were recovered: anywhere, and in their places."""
 HIGHER_IS_CLOSER = {
     **{name: metric.higher_is_better for name, metric in METRICS.items()},
     "columns": True,
@@ -84,7 +84,7 @@ class Figure:
 
 
 class Leak(StrEnum):
-    """How much came back, worst for its owner first. The value is what is said of the samples."""
+    """How much was recovered, worst for its owner first. The value is what is said of the samples."""
 
     FAITHFUL = "were recovered"
     RECOGNISABLE = "were recovered recognisably"
@@ -100,7 +100,7 @@ class Leak(StrEnum):
 
     @property
     def judged(self) -> bool:
-        """Whether it was compared with the truth."""
+        """Whether it was compared with the ground truth."""
         return self not in (Leak.EXPLAINED, Leak.UNKNOWN, Leak.UNTESTED)
 
 
@@ -110,7 +110,7 @@ def worst(leaks: Iterable[Leak]) -> Leak:
 
 
 def severity(metrics: Mapping[str, Figure], *, all_answered: bool) -> Leak:
-    """How much came back, by the closest sample: a single sample that came back is a leak.
+    """How much was recovered, by the closest sample: a single recovered sample is a leak.
 
     What a guess would score as well is no leak. all_answered: whether the attack returned something for every sample;
     means are over what was answered, a guess's over all samples, so they compare only then.
@@ -123,6 +123,16 @@ def severity(metrics: Mapping[str, Figure], *, all_answered: bool) -> Leak:
     if _in_traces(leaking) or (all_answered and any(_beyond_guess(name, f) for name, f in leaking.items())):
         return Leak.TRACES
     return Leak.GONE
+
+
+def readable(scores: Mapping[str, float], metrics: Mapping[str, Figure]) -> bool:
+    """Whether one sample was recovered, at least recognisably, by its own scores; `metrics` hold the baselines."""
+    own = {
+        name: replace(metrics[name], mean=value, low=None, high=None, closest=value, by_seed=())
+        for name, value in scores.items()
+        if name in metrics
+    }
+    return severity(own, all_answered=False).readable
 
 
 def _faithful(metrics: Mapping[str, Figure]) -> bool:

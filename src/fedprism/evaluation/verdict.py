@@ -68,6 +68,8 @@ class CeilingFigure:
     prior: str
     """What the bound assumes that the attacker knows beforehand."""
     status: str = ""
+    unbounded: float = 1.0
+    """Share of the private samples whose own bound is no protection."""
 
     @property
     def low(self) -> bool:
@@ -116,6 +118,7 @@ def ceiling_figure(ceilings: Sequence[Mapping[str, Any]]) -> CeilingFigure | Non
         confidence=min(each["confidence"] for each in ceilings),
         prior=highest["prior"],
         status=highest["status"],
+        unbounded=sum(value >= PROTECTED_BELOW.get(highest["metric"], -math.inf) for value in values) / len(values),
     )
 
 

@@ -144,9 +144,7 @@ def read_json(path: Path) -> dict[str, Any]:
         table = json.loads(path.read_bytes(), parse_constant=_no_number)
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else error  # without the path a second time
-        raise BadInput(
-            f"{shown(path.name)} cannot be read ({reason}). Give a folder that fedprism audit wrote."
-        ) from error
+        raise BadInput(f"no audit in {shown(str(path.parent))}: {path.name}: {reason}.") from error
     if not isinstance(table, dict):
         raise BadInput(f"{shown(path.name)} does not hold a table. Run the audit again.")
     return table

@@ -178,7 +178,7 @@ def _kept(observation: Observation, answer: Reconstruction, matched: Match | Non
     if count == 0 or not isinstance(answer.inputs, Tensor) or len(answer.inputs) == 0:
         return None
     if not answer.inputs.is_floating_point():
-        return None
+        return _kept_tokens(answer.inputs, matched, count)
     if matched is None:
         return save({"recovered": _stored(pictures.as_pixels(observation, answer)[:count])})
     answered = torch.tensor([row is not None for row in matched.rows])
@@ -189,6 +189,27 @@ def _kept(observation: Observation, answer: Reconstruction, matched: Match | Non
         {
             "originals": _stored(matched.truth[chosen]),
             "recovered": _stored(matched.recovered[chosen]),
+            "answered": answered[chosen],
+            "indices": chosen,
+        }
+    )
+
+
+def _kept_tokens(inputs: Tensor, matched: Match | None, count: int) -> bytes | None:
+    """Some texts beside what came back, from the closest to the farthest, evenly."""
+    if inputs.dim() != 2:
+        return None
+    if matched is None or matched.tokens is None:
+        return save({"recovered": inputs[:count].long().contiguous()})
+    recovered, private = matched.tokens
+    answered = torch.tensor([row is not None for row in matched.rows])
+    wrong = (recovered != private).double().mean(1).masked_fill(~answered, math.inf)
+    places = torch.linspace(0, len(wrong) - 1, min(count, len(wrong))).round().long()
+    chosen = wrong.argsort(stable=True)[places]
+    return save(
+        {
+            "originals": private[chosen].contiguous(),
+            "recovered": recovered[chosen].contiguous(),
             "answered": answered[chosen],
             "indices": chosen,
         }

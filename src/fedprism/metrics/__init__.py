@@ -12,7 +12,7 @@ from .avd import THRESHOLD_LOOSE, THRESHOLD_STRICT, avd, avd_entropy, avd_floor,
 from .image import mse, mse_matrix, psnr, ssim
 from .lpips import LpipsUnavailable, Net, lpips
 from .pairs import paired
-from .recovery import RecoveryRate, recovery_rate, wilson
+from .recovery import RecoveryRate, recovered_edges, recovered_pixels, recovery_rate, wilson
 
 __all__ = [
     "METRICS",
@@ -30,6 +30,8 @@ __all__ = [
     "mse_matrix",
     "paired",
     "psnr",
+    "recovered_edges",
+    "recovered_pixels",
     "recovery_rate",
     "ssim",
     "wilson",
@@ -61,7 +63,18 @@ METRICS: dict[str, Metric] = {
     "avd": Metric(avd, "absolute variation distance of edges, 1 for noise; compare with that of a blank image"),
     "avd-second-order": Metric(avd_second_order, "absolute variation distance with second differences, 1 for noise"),
     "avd-entropy": Metric(
-        avd_entropy, "difference of the entropies of the absolute variation, 0 where it is equally concentrated"
+        avd_entropy, "relative entropy of the absolute variations, 0 if all edges are as strong as the source's"
+    ),
+    "recovered-edges": Metric(
+        recovered_edges,
+        "1 if the AVD is below 0.6 and below that of a blank image, else 0; the mean is the recovery rate",
+        higher_is_better=True,
+    ),
+    "recovered-pixels": Metric(
+        recovered_pixels,
+        "1 if the mean squared error is below 0.01 (20 dB), else 0; the mean is the recovery rate",
+        higher_is_better=True,
+        images_only=False,
     ),
 } | {
     f"lpips-{net}": Metric(

@@ -6,7 +6,7 @@ or a projection inside `nn.MultiheadAttention`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -96,6 +96,23 @@ def run_with(
     with _Intervention(number, parameters, intervene):
         args, kwargs = arguments(marked(inputs))
         return functional_call(model, dict(tensors), args, kwargs)
+
+
+def fed_to(model: nn.Module, tensors: Update, inputs: Inputs, numbers: Sequence[int]) -> dict[int, Tensor]:
+    """What the operations of these numbers are fed, in evaluation mode; the pass ends at the last of them."""
+    parameters = {name: tensors[name] for name, _ in model.named_parameters() if name in tensors}
+    fed = dict[int, Tensor]()
+
+    def keep(number: int, data: Tensor) -> None:
+        if number in numbers:
+            fed[number] = data.detach().clone()  # a copy, because an activation may work in place
+        if number >= max(numbers):
+            raise _Ended
+
+    with torch.no_grad(), evaluating(model), suppress(_Ended), _Feeds(parameters, keep):
+        args, kwargs = arguments(marked(inputs))
+        functional_call(model, dict(tensors), args, kwargs)
+    return fed
 
 
 def _with_added_biases(operations: list[Operation]) -> Iterator[Operation]:
@@ -250,6 +267,16 @@ class _Intervention(_ParameterMode):
 
     def operation(self, call: TorchCall, parameters: list[Tensor]) -> Any:
         return self.intervene(call.data(), call.run) if self.count == self.number else call.run()
+
+
+class _Feeds(_ParameterMode):
+    def __init__(self, parameters: Update, keep: Callable[[int, Tensor], None]) -> None:
+        super().__init__(parameters)
+        self.keep = keep
+
+    def operation(self, call: TorchCall, parameters: list[Tensor]) -> Any:
+        self.keep(self.count, call.data())
+        return call.run()
 
 
 _USES_NO_VALUES = frozenset(

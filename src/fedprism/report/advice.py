@@ -61,6 +61,22 @@ class Option:
         return sum(row.failed for row in self.rows)
 
     @property
+    def recovered(self) -> tuple[int, int] | None:
+        """Of the attack that recovered the largest share: how many samples, of how many."""
+        shares = [share for row in self.rows if (share := row.share) is not None and share[1]]
+        return max(shares, key=lambda share: (share[0] / share[1], share[0]), default=None)
+
+    @property
+    def floor(self) -> float | None:
+        """The share of the samples that the best tested attack recovered."""
+        return None if self.recovered is None else self.recovered[0] / self.recovered[1]
+
+    @property
+    def most(self) -> float:
+        """The share of the samples that no bound protects: 1 if no ceiling is known for one of its settings."""
+        return max((_unbounded(ceiling_of(members)) for members in situations(self.rows)), default=1.0)
+
+    @property
     def labels_leaked(self) -> float | None:
         return max((row.labels_leaked for row in self.rows if row.labels_leaked is not None), default=None)
 
@@ -84,7 +100,6 @@ class Advice:
     reasons: tuple[str, ...] = ()
     price: tuple[str, ...] = ()
     cautions: tuple[str, ...] = ()
-    alternatives: tuple[Option, ...] = ()
 
 
 def closeness(row: Configuration, metric: str) -> float:
@@ -121,6 +136,12 @@ def options(rows: Sequence[Configuration], time_factors: Mapping[str, float]) ->
     )
 
 
+def _unbounded(ceiling: CeilingFigure | None) -> float:
+    if ceiling is None:
+        return 1.0
+    return 0.0 if ceiling.low else ceiling.unbounded
+
+
 def _highest(rows: Sequence[Configuration]) -> CeilingFigure | None:
     ceilings = [ceiling_of(members) for members in situations(rows)]
     known = [ceiling for ceiling in ceilings if ceiling is not None]
@@ -136,7 +157,8 @@ def advise(
 ) -> Advice:
     """The defense whose ceiling shows protection and that costs least accuracy, then time.
 
-    A defense that attacks merely failed against is not recommended, nor one that costs more than `tolerated` points.
+    A defense that attacks merely failed against is not recommended, nor one that costs more than `tolerated` points or
+    nobody knows how many.
     `delta` is that at which epsilons are stated; `weights` says where the model's weights come from.
     """
     acceptable = [option for option in choices if _why_not(option, choices, tolerated) is None]
@@ -149,7 +171,6 @@ def advise(
         reasons=_reasons(chosen, choices, metric),
         price=_price(chosen, choices, delta),
         cautions=(*_of_weights(weights), *_cautions(chosen, choices)),
-        alternatives=tuple(option for option in choices if option is not chosen and _undominated(option, choices)),
     )
 
 
@@ -163,28 +184,47 @@ def _preference(option: Option) -> tuple[bool, float, float, float]:
 def _why_not(option: Option, choices: Sequence[Option], tolerated: float) -> str | None:
     """Why an option is not acceptable; None if it is."""
     if option.failed:
-        return f"{option.failed} of its cells failed, and what was not tested cannot be recommended."
+        return f"{option.failed} of its runs failed, and what was not tested cannot be recommended."
     if option.verdict is Verdict.LEAKS:
         return f"samples {option.leak}."
     if option.verdict is not Verdict.PROTECTED:
         return because(next(m for m in situations(option.rows) if verdict(m) is not Verdict.PROTECTED))
+    if option.bare:
+        return None
     lost = _points_lost(option, choices)
-    if lost is not None and lost > tolerated:
+    if lost is None:
+        return f"it is protected, but {_why_no_utility(option, choices)}."
+    if lost > tolerated:
         return f"it costs {lost:.1f} points of accuracy, and {tolerated:g} are tolerated."
     return None
+
+
+def _why_no_utility(option: Option, choices: Sequence[Option]) -> str:
+    """Why nobody knows what an option costs in accuracy: a recommendation needs evidence of that, too."""
+    bare = _without(option, choices)
+    if bare is not None and bare.cost is not None and _learned_nothing(bare.cost):
+        return (
+            "its cost is unknown: trained without a defense, the model is not clearly better than always predicting "
+            "the most frequent class. Give [utility] more epochs, or another lr"
+        )
+    return "its cost was not measured: add [utility] to the plan, and a run without a defense"
 
 
 def _none_acceptable(choices: Sequence[Option], tolerated: float) -> Advice:
     if not choices:
         return Advice(headline="No recommendation: recorded updates do not show what another defense would change.")
     if all(option.verdict is Verdict.NOT_TESTED for option in choices):
-        return Advice(headline="No recommendation: no attack ran to its end.")
-    defended = any(not option.bare for option in choices)
+        return Advice(headline="No recommendation: no attack ran to completion.")
+    defended = [option for option in choices if not option.bare]
+    unmeasured = any(
+        option.verdict is Verdict.PROTECTED and not option.failed and _points_lost(option, choices) is None
+        for option in defended
+    )
+    headline = "None of the tested defenses is acceptable." if defended else "No defense was tested."
     return Advice(
-        headline="None of the tested defenses is acceptable." if defended else "No defense was tested.",
+        headline="No defense can be recommended: the utility was not measured." if unmeasured else headline,
         reasons=tuple(f"{o.title}: {_why_not(o, choices, tolerated)}" for o in choices[:MOST_REASONS]),
         cautions=("Test stronger settings, other defenses, larger batches, or sums over more clients.",),
-        alternatives=tuple(option for option in choices if _undominated(option, choices)),
     )
 
 
@@ -198,24 +238,6 @@ def _points_lost(option: Option, choices: Sequence[Option]) -> float | None:
 
 def _learned_nothing(cost: Configuration) -> bool:
     return any(NOTHING_LEARNED in status for status in cost.statuses)
-
-
-def _undominated(option: Option, choices: Sequence[Option]) -> bool:
-    """No other leaks at most as much and costs less, or leaks less at the same cost."""
-    if option.accuracy is None:
-        return False
-
-    def safety(each: Option) -> tuple[int, int]:
-        return list(Verdict).index(each.verdict), list(Leak).index(each.leak)
-
-    return not any(
-        other.accuracy is not None
-        and safety(other) >= safety(option)
-        and other.accuracy >= option.accuracy
-        and (safety(other) > safety(option) or other.accuracy > option.accuracy)
-        for other in choices
-        if other is not option
-    )
 
 
 def _reasons(chosen: Option, choices: Sequence[Option], metric: str) -> tuple[str, ...]:
@@ -235,16 +257,16 @@ def _reasons(chosen: Option, choices: Sequence[Option], metric: str) -> tuple[st
 def _price(chosen: Option, choices: Sequence[Option], delta: float | None) -> tuple[str, ...]:
     bare = _without(chosen, choices)
     if chosen.cost is None or chosen.accuracy is None:
-        return ("What it costs was not measured: add [utility] to the plan.",)
+        return ("Its cost was not measured. Add [utility] to the plan.",)
     said = f"Test accuracy {accuracy_in_words(chosen.cost)}"
     if bare is not None and bare is not chosen and bare.accuracy is not None:
         said += f", without a defense {bare.accuracy:.1%}"
     sentences = [f"{said}."]
     if chosen.time_factor is not None:
-        sentences.append(f"A step takes {chosen.time_factor:.2f} times as long.")
+        sentences.append(f"A training step takes {chosen.time_factor:.2f} times as long.")
     if chosen.epsilon is not None:
         at = "" if delta is None else f" at delta {delta:g}"
-        sentences.append(f"It guarantees every example epsilon {chosen.epsilon:.3g}{at} over the whole training.")
+        sentences.append(f"It guarantees each example epsilon {chosen.epsilon:.3g}{at} over the whole training.")
     elif not chosen.bare:
         sentences.append("It gives no guarantee of differential privacy.")
     return tuple(sentences)
@@ -263,12 +285,6 @@ def _of_weights(weights: str) -> tuple[str, ...]:
 
 def _cautions(chosen: Option, choices: Sequence[Option]) -> tuple[str, ...]:
     sentences = []
-    bare = _without(chosen, choices) or chosen
-    if bare.cost is not None and _learned_nothing(bare.cost):
-        sentences.append(
-            "Trained without a defense the model is no better than always answering with the most frequent class, so "
-            "accuracies do not show the cost: give [utility] more epochs, or another lr."
-        )
     if chosen.labels_leaked:
         sentences.append("Labels still leak under it.")
     if not chosen.known:

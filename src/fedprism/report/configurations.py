@@ -61,7 +61,7 @@ class ExplainedUpdate(_Shown):
 
 
 class Configuration(_Shown):
-    """Cells that differ in nothing but the seed."""
+    """Runs that differ in nothing but the seed."""
 
     key: str
     situation: str
@@ -76,6 +76,8 @@ class Configuration(_Shown):
     by_column: dict[str, float]
     samples: Count
     answered: Annotated[Count, Field(validation_alias="returned")]
+    recovered: Count = 0
+    """How many samples were recovered, at least recognisably."""
     labels_leaked: float | None
     residual: float | None
     updates: Count = 0
@@ -94,8 +96,17 @@ class Configuration(_Shown):
         return title_of(self.cell.model_dump())
 
     @property
+    def share(self) -> tuple[int, int] | None:
+        """How many of the private samples were recovered or, without ground truth, of the updates reproduced."""
+        if not self.done:
+            return None
+        if self.samples:
+            return self.recovered, self.samples
+        return (len(self.explained), self.updates) if self.updates else None
+
+    @property
     def bare(self) -> bool:
-        """Whether it is known that there was no defense; of a recording nobody knows."""
+        """Whether it is known that there was no defense; of a capture it is not."""
         return self.cell.kind == "attack" and self.cell.defense == NO_DEFENSE
 
     @property
@@ -106,7 +117,7 @@ class Configuration(_Shown):
 
     @property
     def attacker(self) -> str:
-        """The threat model's name; whoever has a capture knows what it tells."""
+        """The threat model's name; whoever holds a capture knows what is in it."""
         return self.cell.threat or "whoever holds the capture"
 
     @property

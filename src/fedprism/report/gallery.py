@@ -1,4 +1,4 @@
-"""Worst, median and best reconstructions beside originals: only what the audit kept, only where it is wanted."""
+"""Private samples beside their reconstructions: only those that the audit kept, and only if it is wanted."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ from fedprism.evaluation.verdict import leak_of
 from fedprism.experiments import Outcome
 from fedprism.report.advice import closeness
 from fedprism.report.configurations import Configuration, label
+from fedprism.report.sentences import sentence
 
 MOST_SHOWN = 24
-"""Configurations with pictures: a page stays small however large the audit is."""
-PLACES = ("worst for its owner", "median", "best for its owner")
+"""Configurations with samples: a page stays small however large the audit is."""
+SHOWN_SCORES = ("psnr", "ssim", "columns", "tokens", "tokens-in-place")
+"""Scores under a sample."""
+PLACES = ("closest match", "median", "weakest match")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +39,7 @@ class Field:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One private sample and what came back of it: pictures as data addresses, or the fields of a row."""
+    """One private sample and its reconstruction: pictures as data addresses, the fields of a row, or a text."""
 
     place: str
     seed: str
@@ -45,6 +48,13 @@ class Sample:
     original: str | None = None
     recovered: str | None = None
     fields: tuple[Field, ...] = ()
+    original_text: str = ""
+    recovered_text: str = ""
+
+    @property
+    def known(self) -> bool:
+        """Whether the private sample is shown, too."""
+        return bool(self.original or self.original_text or any(field.original for field in self.fields))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +68,7 @@ class Exhibit:
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """A sample that the audit kept: where it lies, and how it scored."""
+    """A sample that the audit kept: its place and its scores."""
 
     cell: str
     number: int
@@ -74,14 +84,14 @@ def shows_by_default(plan: Mapping[str, Any]) -> bool:
 
 
 def keeps_pictures(plan: Mapping[str, Any]) -> bool:
-    """Whether cells kept samples: unless the plan says so, those of captures keep none."""
+    """Whether runs kept samples: unless the plan says so, those of captures keep none."""
     scores = plan.get("scores")
     wanted = scores.get("pictures") if isinstance(scores, Mapping) else None
     return wanted > 0 if isinstance(wanted, int) else plan.get("captures") is None
 
 
-def chosen_rows(rows: Sequence[Configuration], metric: str) -> list[Configuration]:
-    """Those that leak most; first the worst of every defense, then of every defense against every attacker."""
+def chosen_rows(rows: Sequence[Configuration], metric: str, first: Configuration | None) -> list[Configuration]:
+    """Those that leak most: `first`, then the worst of each defense, then of each defense against each attacker."""
     order = list(Leak).index
     ranked = sorted(
         (row for row in rows if row.cell.kind != "utility" and row.done),
@@ -91,12 +101,15 @@ def chosen_rows(rows: Sequence[Configuration], metric: str) -> list[Configuratio
     against = {(row.defense, row.attacker): row.key for row in reversed(ranked)}
     return sorted(
         ranked,
-        key=lambda row: (row.key != leading[row.defense]) + (row.key != against[row.defense, row.attacker]),
+        key=lambda row: (
+            row is not first,
+            (row.key != leading[row.defense]) + (row.key != against[row.defense, row.attacker]),
+        ),
     )[:MOST_SHOWN]
 
 
 def exhibits(audit: Audit, rows: Sequence[Configuration], metric: str) -> tuple[Exhibit, ...]:
-    """What came back in these configurations. Records are read one at a time, pictures of those shown alone."""
+    """The samples of these configurations. Records are read one at a time, pictures of those shown alone."""
     kept: dict[str, list[Kept]] = {row.key: [] for row in rows}
     for outcome in audit:
         key = configuration_key(dict(outcome.description))
@@ -114,7 +127,7 @@ def exhibits(audit: Audit, rows: Sequence[Configuration], metric: str) -> tuple[
 
 
 def _kept(audit: Audit, outcome: Outcome, metric: str) -> list[Kept]:
-    """The kept samples of one cell with the scores that its record holds."""
+    """The kept samples of one run with the scores that its record holds."""
     tensors = audit.samples(outcome.key)
     if tensors is None or not _can_be_shown(tensors, audit.columns):
         return []
@@ -140,14 +153,15 @@ def _scores(values: Any, place: int | None) -> dict[str, float]:
 
 
 def _can_be_shown(tensors: Mapping[str, Tensor], columns: Sequence[Column] | None) -> bool:
-    """Whether these are images, or rows of the table, and fit together: the file may come from anywhere."""
+    """Whether these are images, texts or rows of the table, and fit together: the file may come from anywhere."""
     recovered = tensors.get("recovered")
     if recovered is None:
         return False
     if columns is not None:
         fits = recovered.dim() == 2 and recovered.shape[1] == sum(column.width for column in columns)
     else:
-        fits = recovered.dim() == 4 and recovered.shape[1] in (1, 3) and recovered.dtype == torch.uint8
+        picture = recovered.dim() == 4 and recovered.shape[1] in (1, 3) and recovered.dtype == torch.uint8
+        fits = picture or _are_tokens(recovered)
     flat = [tensors[name] for name in ("answered", "indices") if name in tensors]
     return (
         fits
@@ -158,10 +172,15 @@ def _can_be_shown(tensors: Mapping[str, Tensor], columns: Sequence[Column] | Non
     )
 
 
+def _are_tokens(tensor: Tensor) -> bool:
+    """Whether these are texts, one whole number per token."""
+    return tensor.dim() == 2 and tensor.dtype == torch.int64
+
+
 def _picked(kept: Sequence[Kept]) -> list[tuple[str, Kept]]:
-    """Worst for its owner, median, best; fewer where fewer were kept, and just some where nothing says how they are."""
+    """The closest, the median and the weakest match; fewer if fewer were kept, and the first ones without scores."""
     if not any(each.scores for each in kept):
-        return [("recovered", each) for each in kept[: len(PLACES)]]
+        return [(f"sample {number}", each) for number, each in enumerate(kept[: len(PLACES)], 1)]
     ranked = sorted(kept, key=lambda each: -each.closeness)
     if len(ranked) >= 3:
         return list(zip(PLACES, (ranked[0], ranked[len(ranked) // 2], ranked[-1]), strict=True))
@@ -176,14 +195,14 @@ def _sample(audit: Audit, kept: Kept, place: str) -> Sample:
     recovered = tensors["recovered"][kept.number]
     original = tensors["originals"][kept.number] if "originals" in tensors else None
     answered = bool(tensors["answered"][kept.number]) if "answered" in tensors else True
-    shown = [
-        f"{label(name)} {number(name, value)}"
-        for name, value in kept.scores.items()
-        if name in ("psnr", "ssim", "columns")
-    ]
+    shown = [f"{label(name)} {number(name, value)}" for name, value in kept.scores.items() if name in SHOWN_SCORES]
     common = {"place": place, "seed": kept.seed, "scores": ", ".join(shown), "answered": answered}
     if audit.columns is not None:
         return Sample(**common, fields=_fields(audit.columns, original, recovered))  # type: ignore[arg-type]
+    if recovered.dtype == torch.int64:
+        texts = {"recovered_text": sentence(recovered, original, audit.words) if answered else ""}
+        original_text = "" if original is None else sentence(original, None, audit.words)
+        return Sample(**common, **texts, original_text=original_text)  # type: ignore[arg-type]
     return Sample(
         **common,  # type: ignore[arg-type]
         original=None if original is None else address(original / 255),

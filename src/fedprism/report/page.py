@@ -41,10 +41,14 @@ from fedprism.report.gates import concluded
 from fedprism.report.protocol import headline as protocol_headline
 from fedprism.report.protocol import load_kept
 
-MOST_IN_NOTEBOOK = 2
-"""Configurations of which a notebook shows samples: three of each, with pictures of bounded size."""
+MOST_DEFENSES = 8
+"""Defenses in the first table and in the picture; the others are in the appendix."""
+MOST_FIELDS = 8
+"""Columns of a recovered row that are shown before the appendix."""
+MOST_LEFT_OUT = 3
+"""Reasons for what was not tested that are listed before the appendix."""
 SHOWN_METRICS = 2
-"""Columns of the table of configurations; the others stand in its details."""
+"""Columns of the table of configurations; the others are in its details."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,18 +68,18 @@ class Ran:
     seeds: tuple[int, ...]
     versions: tuple[str, ...]
     time_factors: Mapping[str, float]
-    cells: int
+    count: int
 
 
 def render(audit: Audit, *, show_images: bool | None = None) -> str:
-    """The page. Pictures and rows are shown where the data has a public name, elsewhere only if asked for."""
+    """The page. Private samples are shown if the data set has a public name, else only on request."""
     page: str = template("report.html.j2").render(_content(audit, show_images))
     return page
 
 
 def render_short(audit: Audit, *, show_images: bool | None = None) -> str:
-    """The verdict, the defenses and a few samples as a piece of HTML without scripts, for notebooks."""
-    page: str = template("notebook.html.j2").render(_content(audit, show_images), most_shown=MOST_IN_NOTEBOOK)
+    """The verdict, three samples and the defenses as a piece of HTML without scripts, for notebooks."""
+    page: str = template("notebook.html.j2").render(_content(audit, show_images))
     return page
 
 
@@ -87,24 +91,30 @@ def _content(audit: Audit, show_images: bool | None) -> dict[str, Any]:
     ran = _ran(audit)
     choices = advice.options(rows, ran.time_factors)
     conclusion = concluded(audit)
+    attacks = verdict.attacks_of(rows)
+    top = verdict.leading(attacks, first) if attacks else None
     advised = advice.advise(choices, first, _delta(audit.plan), _tolerated(audit.plan), conclusion.weights)
     shown = gallery.shows_by_default(audit.plan) if show_images is None else show_images
-    exhibits = gallery.exhibits(audit, gallery.chosen_rows(rows, first), first) if shown else ()
+    exhibits = gallery.exhibits(audit, gallery.chosen_rows(rows, first, top), first) if shown else ()
     lines = _lines(rows, first)
     recorded = load_kept(audit.root)
     serious = protocol_headline(recorded)
-    anchors = {line.row.key: line.anchor for line in lines}
+    leading = _leading(choices, advised.chosen)
     return dict(
-        title=str(audit.plan.get("title") or "What this federated training gives away"),
+        title=str(audit.plan.get("title") or "Privacy audit of federated learning"),
         system=system(audit.plan, conclusion.weights),
         verdict=conclusion.verdict,
-        headline=verdict.headline(rows, first, conclusion.weights),
+        sentence=verdict.in_a_sentence(rows, first, conclusion.weights),
+        notes=verdict.notes(rows),
         serious=serious,
         findings=verdict.findings(rows, first, conclusion.weights),
-        gates=conclusion.gates,
+        checks=conclusion.gates,
         protocol=recorded,
         advice=advised,
-        options=choices,
+        options=leading,
+        further_options=[option for option in choices if option not in leading],
+        pictures={kind: plot.picture(leading, width) for kind, width in (("wide", plot.WIDE), ("narrow", plot.NARROW))},
+        pictured=plot.in_words(leading),
         lines=lines,
         metrics=metrics,
         settings=settings(verdict.attacks_of(rows)),
@@ -122,9 +132,18 @@ def _content(audit: Audit, show_images: bool | None) -> dict[str, Any]:
         ),
         ran=ran,
         plan=as_toml(audit.plan),
-        plot=plot.data([line.row for line in lines], anchors, choices, metrics),
+        delta=_delta(audit.plan),
+        most_fields=MOST_FIELDS,
+        most_left_out=MOST_LEFT_OUT,
         **shared(),
     )
+
+
+def _leading(choices: Sequence[advice.Option], chosen: advice.Option | None) -> list[advice.Option]:
+    """The defenses that are shown first, in the order of the plan: the recommended one and none are among them."""
+    order = sorted(choices, key=lambda option: (option is not chosen, not option.bare))
+    first = order[:MOST_DEFENSES]
+    return [option for option in choices if option in first]
 
 
 def template(name: str) -> Any:
@@ -183,11 +202,11 @@ def _ran(audit: Audit) -> Ran:
             factors[configuration_key(dict(outcome.description))] = outcome.time_factor
         if outcome.record is not None and isinstance(outcome.record.versions, Mapping):
             versions[", ".join(f"{name} {version}" for name, version in outcome.record.versions.items())] = None
-    return Ran(seeds=tuple(seeds), versions=tuple(versions), time_factors=factors, cells=len(audit))
+    return Ran(seeds=tuple(seeds), versions=tuple(versions), time_factors=factors, count=len(audit))
 
 
 def _delta(plan: Mapping[str, Any]) -> float | None:
-    """At which epsilon is stated, where the plan asks for the costs of defenses."""
+    """The delta of the epsilons, if the plan asks for the costs of defenses."""
     wanted = plan.get("utility")
     delta = wanted.get("delta") if isinstance(wanted, Mapping) else None
     return delta if isinstance(delta, float) else None
@@ -201,7 +220,7 @@ def _tolerated(plan: Mapping[str, Any]) -> float:
 
 
 def _guesses(rows: Sequence[Configuration], metrics: Sequence[str]) -> list[tuple[str, str, list[str]]]:
-    """For each null baseline the range of its mean scores over all configurations."""
+    """For each baseline the range of its mean scores over all configurations."""
     lines = []
     for name, meaning in BASELINES.items():
         ranges = []

@@ -38,7 +38,7 @@ MOST_NAMED = 8
 
 @dataclass(frozen=True, kw_only=True)
 class AttackerVerdict:
-    """What one attacker got, at best over all attacks, and could get at most."""
+    """What one attacker recovered, at best over all attacks, and could recover at most."""
 
     threat: str
     who: str
@@ -56,13 +56,65 @@ def attacks_of(rows: Sequence[Configuration]) -> list[Configuration]:
 def headline(rows: Sequence[Configuration], metric: str, weights: str) -> tuple[str, ...]:
     """The audit in a few sentences."""
     attacks = attacks_of(rows)
+    first = in_a_sentence(rows, metric, weights)
     if verdict(attacks) is Verdict.NOT_TESTED:
-        return ("Nothing was tested: no attack ran to its end.",)
-    sentences = [*_findings_of(attacks, metric, weights), *_about_defenses(attacks), *_about_labels(attacks)]
+        return (first,)
+    settings = counted(len(situations(attacks)), "setting")
+    counts = [
+        f"{len(members)} of {settings} {'is' if len(members) == 1 else 'are'} {said}."
+        for said, members in ((Verdict.PROTECTED, _protected(attacks)), (Verdict.INCONCLUSIVE, inconclusive(attacks)))
+        if members
+    ]
     untested = sum(leak_of(row) is Leak.UNTESTED for row in attacks)
     if untested:
-        sentences.append(f"{untested} of {counted(len(attacks), 'configuration')} have no result: see Not tested.")
-    return tuple(sentences)
+        counts.append(f"{untested} of {counted(len(attacks), 'configuration')} have no result.")
+    return (first, *notes(rows), *_about_defenses(attacks), *_about_labels(attacks), *counts)
+
+
+def in_a_sentence(rows: Sequence[Configuration], metric: str, weights: str) -> str:
+    """The audit in one sentence: who recovered how much, or why nothing can be said."""
+    attacks = attacks_of(rows)
+    reached = verdict(attacks)
+    if reached is Verdict.NOT_TESTED:
+        return "Nothing was tested: no attack ran to completion."
+    leaks = [leak_of(row) for row in attacks]
+    if any(leak.readable for leak in leaks):
+        return _recovered(leading(attacks, metric))
+    if reached is Verdict.LEAKS or not worst(leaks).judged:
+        return _without_truth(attacks, Leak.EXPLAINED if Leak.EXPLAINED in leaks else worst(leaks))[0]
+    if reached is Verdict.PROTECTED:
+        return because(loosest(situations(attacks)))
+    return f"With {weights}, {MEANING[reached]}: {because(loosest(inconclusive(attacks)))}"
+
+
+def notes(rows: Sequence[Configuration]) -> tuple[str, ...]:
+    """What the sentence rests on, if there is no ground truth to compare with."""
+    attacks = attacks_of(rows)
+    leaks = [leak_of(row) for row in attacks]
+    if Leak.EXPLAINED not in leaks or any(leak.readable for leak in leaks):
+        return ()
+    return tuple(_without_truth(attacks, Leak.EXPLAINED)[1:])
+
+
+def leading(rows: Sequence[Configuration], metric: str) -> Configuration:
+    """The configuration that shows best what leaks: without a defense if one leaks, then the largest share."""
+    leak = worst(map(leak_of, rows))
+    leaking = [row for row in rows if leak_of(row) is leak or (leak.readable and leak_of(row).readable)]
+
+    def telling(row: Configuration) -> tuple[bool, float, int, float]:
+        part, whole = row.share or (0, 1)
+        return row.bare, part / max(whole, 1), part, closeness(row, metric)
+
+    return max(leaking, key=telling)
+
+
+def _recovered(row: Configuration) -> str:
+    defended = " without a defense" if row.bare else "" if row.cell.kind == "capture" else f" despite {row.defense}"
+    pause = "," if "," in who(row.attacker) else ""
+    return (
+        f"{who(row.attacker)}{pause} recovered {row.recovered} of {counted(row.samples, 'private sample')}"
+        f"{defended}, with the attack {row.cell.attack}."
+    )
 
 
 def findings(rows: Sequence[Configuration], metric: str, weights: str) -> tuple[AttackerVerdict, ...]:
@@ -101,18 +153,15 @@ def _findings_of(rows: Sequence[Configuration], metric: str, weights: str, *, ex
         sentences.append(f"{under}{where}, private samples {leak}{_example(top, metric)}.")
     else:
         sentences += _without_truth(rows, leak)
-    open_settings, everything = inconclusive(rows), len(situations(rows))
-    protected = [members for members in situations(rows) if verdict(members) is Verdict.PROTECTED]
-    if protected:
-        sentences.append(_counted(under, Verdict.PROTECTED, protected, everything, explained))
-    if open_settings:
-        sentences.append(_counted(under, Verdict.INCONCLUSIVE, open_settings, everything, explained))
+    for said, members in ((Verdict.PROTECTED, _protected(rows)), (Verdict.INCONCLUSIVE, inconclusive(rows))):
+        if members:
+            why = f" {because(loosest(members))}" if explained else ""
+            sentences.append(f"{under}, {said} settings: {len(members)} of {len(situations(rows))}.{why}")
     return sentences
 
 
-def _counted(under: str, said: Verdict, groups: Sequence[Any], everything: int, explained: bool) -> str:
-    why = f" {because(loosest(groups))}" if explained else ""
-    return f"{under}, {said} settings: {len(groups)} of {everything}.{why}"
+def _protected(rows: Sequence[Configuration]) -> list[Any]:
+    return [members for members in situations(rows) if verdict(members) is Verdict.PROTECTED]
 
 
 def who(threat: str) -> str:
@@ -159,19 +208,19 @@ def assessment(
         f"{counted(len(defenses), 'defense')}{_named(defenses)}."
     )
     assumed = [f"{name}." for name in threats]
-    assumed.append("The table of attackers lists what each of them knows.")
+    assumed.append("The appendix lists what each of them knows.")
     if weights in (RANDOM, PARTLY):
         assumed.append(f"The model had {weights}, as before the first round; trained weights may leak differently.")
     sentences = [*headline(attacks, next(iter(measured(attacks, plan)), ""), weights), *serious]
-    residual = [advice.headline, *advice.reasons[:1], *advice.cautions]
+    residual = [advice.headline, *(advice.reasons[:1] if advice.chosen else ()), *advice.cautions]
     residual.append(
         "An attacker that was not tested may recover more, up to the ceiling where one is stated. Membership in the "
         "data, and what the finished model reveals, were not examined."
     )
-    numbers = (counted(skipped, "combination"), counted(refused, "cell"), counted(failed, "cell"))
-    left_out = ["{} left out, {} that could not run and {} that failed; all are listed with reasons.".format(*numbers)]
+    numbers = (counted(skipped, "combination"), counted(refused, "run"), counted(failed, "run"))
+    left_out = ["{} left out; {} could not start and {} failed. The appendix lists them with reasons.".format(*numbers)]
     return (
-        ("What was tested", (tested,)),
+        ("Tested", (tested,)),
         ("Assumptions about attackers", tuple(assumed)),
         ("Findings", tuple(sentences)),
         ("Residual risk", tuple(residual)),
@@ -238,16 +287,16 @@ def _about_labels(rows: Sequence[Configuration]) -> list[str]:
 def _without_truth(rows: Sequence[Configuration], leak: Leak) -> list[str]:
     """What can be said of recordings: whether the recovered samples reproduce them, and whose update."""
     best = min((row for row in rows if leak_of(row) is leak), key=lambda row: _inf(row.residual))
-    where = f"{best.cell.attack} on capture {best.cell.capture}"
+    where = f"attack {best.cell.attack}, capture {best.cell.capture}"
     left = "" if best.residual is None else f"residual {best.residual:.3g}; 0 = update fully explained"
     if leak is not Leak.EXPLAINED:
         why = "; ".join(filter(None, [where, left]))
-        return [f"The recovered samples cannot be compared: the ground truth of these recordings is not known ({why})."]
+        return [f"The recovered samples cannot be compared: the ground truth of these captures is not known ({why})."]
     counts = f"{len(best.explained)} of {counted(best.updates, 'recorded update')}"
     reproduced = counts if best.explained else "recorded updates"
     said = [
-        f"The recovered samples reproduce {reproduced} ({where}{f': {left}' if left else ''}){_whose(best.explained)}.",
-        "The ground truth is not known, so nothing was compared; treat them as the private samples.",
+        f"The recovered samples reproduce {reproduced} ({where}{f', {left}' if left else ''}){_whose(best.explained)}.",
+        "The ground truth is not known, so nothing was compared: treat them as the private samples.",
     ]
     if any(READ_AS_SGD in status for status in best.statuses):
         said.append(f"This rests on an assumption: {READ_AS_SGD}.")

@@ -36,9 +36,17 @@ from fedprism.solvers.matching.gradients import Matching as Matching
 from fedprism.solvers.matching.gradients import MatchingSettings as MatchingSettings
 from fedprism.solvers.matching.gradients import MatchingStatus as MatchingStatus
 from fedprism.solvers.matching.gradients import match_gradients as match_gradients
+from fedprism.solvers.matching.least_squares import LeastSquares as LeastSquares
+from fedprism.solvers.matching.least_squares import LeastSquaresStatus as LeastSquaresStatus
+from fedprism.solvers.matching.least_squares import levenberg_marquardt as levenberg_marquardt
 from fedprism.solvers.matching.priors import BatchMoments as BatchMoments
 from fedprism.solvers.matching.priors import Orthogonality as Orthogonality
 from fedprism.solvers.matching.priors import TotalVariation as TotalVariation
+from fedprism.solvers.matching.spans import Span as Span
+from fedprism.solvers.matching.spans import SpanStatus as SpanStatus
+from fedprism.solvers.matching.spans import Summand as Summand
+from fedprism.solvers.matching.spans import gradient_span as gradient_span
+from fedprism.solvers.matching.spans import summand as summand
 from fedprism.solvers.participation import Identifiability as Identifiability
 from fedprism.solvers.participation import IdentifiabilityStatus as IdentifiabilityStatus
 from fedprism.solvers.participation import Participation as Participation

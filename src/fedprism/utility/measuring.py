@@ -41,7 +41,12 @@ class Interval(NamedTuple):
     high: float
 
 
-NOTHING_LEARNED = "no better than always answering with the most frequent class; train longer or at another rate"
+NOTHING_LEARNED = (
+    "not clearly better than always answering with the most frequent class; train longer or at another rate"
+)
+CLEARLY = 2.0
+"""Standard deviations of the accuracy by which a model must beat that answer: of so many test samples, luck makes less
+difference in about 98 of 100 cases."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +181,8 @@ def _status(accuracies: Sequence[float], strayed: Sequence[int], test: Batch) ->
         return f"training diverged with seed {', '.join(map(str, strayed))}; lower lr"
     counted = test.labels[test.labels != IGNORED_LABEL] if not is_soft(test.labels) else test.labels.argmax(1)
     guessing = float(counted.long().flatten().bincount().max()) / counted.numel()
-    return NOTHING_LEARNED if statistics.fmean(accuracies) <= guessing else ""
+    luck = math.sqrt(guessing * (1 - guessing) / counted.numel())
+    return NOTHING_LEARNED if statistics.fmean(accuracies) <= guessing + CLEARLY * luck else ""
 
 
 def _network(model: nn.Module | Factory, seed: int) -> nn.Module:
@@ -289,8 +295,8 @@ def _check(model: nn.Module, train: Batch, test: Batch, loss: str | LossFn) -> N
 def _check_yes_or_no(outputs: Tensor, labels: Tensor, name: str) -> None:
     if labels[: len(outputs)].numel() != outputs.numel() or not bool(((labels == 0) | (labels == 1)).all()):
         raise NotApplicable(
-            f"measuring accuracy under binary_cross_entropy expects a label 0 or 1 for each output, found other labels "
-            f"in {name}; leave utility out."
+            f"accuracy under binary_cross_entropy needs a label 0 or 1 per output; {name} has others. "
+            "Leave utility out."
         )
 
 
@@ -299,8 +305,8 @@ def _check_classes(outputs: Tensor, labels: Tensor, name: str) -> None:
     at = 1 if soft or outputs.dim() < 2 else class_dimension(outputs, few)
     if outputs.dim() < 2 or outputs.shape[at] < 2:
         raise NotApplicable(
-            f"measuring accuracy expects a model with one score a class, found outputs of shape "
-            f"{tuple(outputs.shape[1:])}; leave utility out."
+            "accuracy needs a model with one score per class, not outputs of shape "
+            f"{tuple(outputs.shape[1:])}. Leave utility out."
         )
     answers = outputs.shape[:at] + outputs.shape[at + 1 :]
     if not soft and (labels.dtype != torch.int64 or few.shape != answers):

@@ -185,10 +185,12 @@ def run(settings: Settings, announce: Announce) -> Iterator[Row]:
     for case in CASES:
         if settings.quick and not case.quick:
             continue
-        if case.net not in targets:
-            announce(f"{case.axis}, {case.strength}: training the network")
-            targets[case.net] = target(case.net, data, settings)
         for size in case.batch_sizes(settings):
+            if not settings.wants({"defense": case.axis, "strength": case.strength, "n": size}):
+                continue
+            if case.net not in targets:
+                announce(f"{case.axis}, {case.strength}: training the network")
+                targets[case.net] = target(case.net, data, settings)
             yield _row(case, targets[case.net], data, size, settings, announce)
 
 
@@ -335,5 +337,6 @@ RECIPE = Recipe(
     citation=f"No table of a paper: defenses against our form of {cpa.CITATION}",
     shown=(PSNR, BEST, WORST, GOOD, OVER_40_DB, LIKENESS),
     run=run,
+    options=("sizes", "batches", "only"),
     notes=(READING, NULL, VERDICTS, ATTACKER, TRAINING),
 )

@@ -17,15 +17,16 @@ from fedprism.attacks import Attack, CocktailParty
 from fedprism.attacks.cocktail_party import attacked_layer, images_with
 from fedprism.client.update import Protocol
 from fedprism.defenses import Defense
+from fedprism.errors import BadInput
 from fedprism.network.network_map import network_map
 from fedprism.randomness import generator
 from fedprism.solvers import FeatureInversion
 from fedprism_papers.shared.base import Settings
 from fedprism_papers.shared.cells import Attacked, AttackTrial
 from fedprism_papers.shared.measuring import Scores, samples_of, score_images
-from fedprism_papers.shared.victims import Victim, equal_parts
+from fedprism_papers.shared.victims import Victim, equal_parts, part
 
-COSINE, MEDIAN_COSINE, CLOSE = "cosine", "median cosine", "over 0.9"
+COSINE, MEDIAN_COSINE, CLOSE, CONFIRMED = "cosine", "median cosine", "over 0.9", "confirmed"
 CLOSE_COSINE = 0.9
 """Above it a feature vector counts as close."""
 COSINES = "cosines from 0 to 1"
@@ -42,22 +43,47 @@ class VictimBatches(Attacked):
     batches: int
     protocol: Protocol = dataclasses.field(default_factory=fp.FedSGD)
     defense: Defense = dataclasses.field(default_factory=fp.chain)
+    public: int = 0
+    """How many images that are not attacked the attacker is granted."""
 
     needs_lpips: ClassVar[bool] = True
 
     def observe(self, attack: Attack | None, number: int, settings: Settings) -> tuple[fp.Observation, fp.Truth]:
         """One client's answer, or the sum where one client cannot hold the batch."""
-        rng = generator(settings.seed, "batch", self.victim.name, self.size, number)
-        clients = equal_parts(self.victim.draw(self.size, rng), self.victim.client_images)
+        clients = equal_parts(self.victim.draw(self.size, self._rng(number, settings)), self.victim.client_images)
         scenario = fp.Scenario(
             model=self.victim.model,
             clients=clients,
             protocol=self.protocol,
             defense=self.defense,
             normalization=self.victim.normalization,
+            public_data=self._others(settings).draw(self.public, generator(settings.seed, "public"))
+            if self.public
+            else None,
         )
         threat = fp.threats.honest_but_curious if len(clients) == 1 else fp.threats.secure_aggregation
+        threat = threat.granting("public_data") if self.public else threat
         return fp.simulate(scenario, threat, seed=settings.seed + number, device=settings.device)
+
+    def rehearsal(self, settings: Settings) -> VictimBatches:
+        """One batch of the same kind, out of the images that none of these batches holds."""
+        return dataclasses.replace(self, victim=self._others(settings), batches=1)
+
+    def _others(self, settings: Settings) -> Victim:
+        """The victim with only those images that none of these batches holds."""
+        images = self.victim.images
+        left = torch.ones(len(images), dtype=torch.bool)
+        for number in range(self.batches):
+            left[self.victim.drawn(self.size, self._rng(number, settings))] = False
+        if int(left.sum()) < self.size:
+            raise BadInput(
+                f"expected {self.size} images of {self.victim.name} for a rehearsal, found {int(left.sum())} that are "
+                "not attacked; ask for fewer or smaller batches."
+            )
+        return dataclasses.replace(self.victim, images=part(images, left), maker=None)
+
+    def _rng(self, number: int, settings: Settings) -> torch.Generator:
+        return generator(settings.seed, "batch", self.victim.name, self.size, number)
 
     def first_stage(self, attack: Attack) -> Attack:
         """Of a batch of which only some images are to be rendered, features: `score` renders."""
@@ -82,6 +108,7 @@ class VictimBatches(Attacked):
             COSINE: float(cosines.mean()),
             MEDIAN_COSINE: float(cosines.median()),
             CLOSE: float((cosines > CLOSE_COSINE).double().mean()),
+            CONFIRMED: float(answer.diagnostics.get("confirmed") or 0) / len(cosines),
         }
         return Scores(values | scores.values, {"cosines": cosines, **scores.tensors}, seconds)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from itertools import product
 from typing import Any
 
 import fedprism as fp
@@ -17,11 +18,12 @@ from fedprism_papers.cocktail_party.gradients import VictimBatches
 from fedprism_papers.shared.base import Announce, Recipe, Row, Settings
 from fedprism_papers.shared.cells import attack_cell
 from fedprism_papers.shared.measuring import LPIPS, OVER_40_DB, PSNR
-from fedprism_papers.shared.victims import fc2_cifar10, fc2_photos, fc2_tiny_imagenet
+from fedprism_papers.shared.victims import Victim, fc2_cifar10, fc2_photos, fc2_tiny_imagenet
 
 BATCHES = 5  # per cell
 SHOWN = (LPIPS, PSNR, OVER_40_DB)
 NOTES = (cpa.SCORED, cpa.BASELINE, cpa.TUNING)
+OPTIONS = ("sizes", "batches", "iterations", "tune", "only")
 
 # --- table 1: gradients (GIA) and federated-averaging updates (UIA) --------------------------------------------------
 
@@ -43,17 +45,36 @@ PAPER_1 = {
 
 
 def table_1(settings: Settings, announce: Announce) -> Iterator[Row]:
-    for make in (fc2_photos,) if settings.quick else (fc2_cifar10, fc2_tiny_imagenet):
-        announce("training the network")
-        victim = make(settings)
-        for update, protocol in UPDATES.items():
-            for size in settings.sizes_or(SIZES, QUICK_SIZES):
-                batches = settings.batches_or(BATCHES)
-                attacked = VictimBatches(victim=victim, size=size, batches=batches, protocol=protocol)
-                title = f"{victim.name}, {update}, {size} images"
-                outcomes = attack_cell(attacked, cpa.on_images(settings), settings, announce, title)
-                cell: dict[str, str | int] = {"data": victim.name, "update": update, "n": size}
-                yield cpa.row(cell, victim, outcomes, paper_1(victim.name, update, size), settings)
+    makers = {"photos": fc2_photos} if settings.quick else {"CIFAR-10": fc2_cifar10, "Tiny-ImageNet": fc2_tiny_imagenet}
+    for (data, make), (update, protocol) in product(makers.items(), UPDATES.items()):
+        for size in settings.sizes_or(SIZES, QUICK_SIZES):
+            cell: dict[str, str | int] = {"data": data, "update": update, "n": size}
+            if settings.wants(cell):
+                yield _row(cell, make, {"protocol": protocol}, paper_1(data, update, size), settings, announce)
+
+
+def _row(
+    cell: dict[str, str | int],
+    make: Callable[[Settings], Victim],
+    sent: dict[str, Any],
+    paper: Mapping[str, float | str | None],
+    settings: Settings,
+    announce: Announce,
+) -> Row:
+    """The methods on images, on batches of the size in `cell` sent as told."""
+    announce("training the network")
+    victim = trained(make, settings)
+    attacked = VictimBatches(victim=victim, size=int(cell["n"]), batches=settings.batches_or(BATCHES), **sent)
+    methods, chosen = cpa.tuned(cpa.on_images(settings), attacked, settings, announce)
+    title = ", ".join(str(value) for value in cell.values())
+    outcomes = attack_cell(attacked, methods, settings, announce, title)
+    return cpa.row(cell, victim, outcomes, paper, settings, (cpa.effort(methods), *chosen))
+
+
+@lru_cache(maxsize=1)
+def trained(make: Callable[[Settings], Victim], settings: Settings) -> Victim:
+    """The victim of the rows being computed, which is trained once."""
+    return make(settings)
 
 
 def paper_1(data: str, update: str, size: int) -> dict[str, float | str | None]:
@@ -68,6 +89,7 @@ TABLE_1 = Recipe(
     citation=f"{cpa.CITATION}, table 1",
     shown=SHOWN,
     run=table_1,
+    options=OPTIONS,
     notes=(TRAINING, *NOTES),
 )
 
@@ -107,19 +129,14 @@ NOISES: dict[str, Callable[[float, int], Defense]] = {
 
 
 def table_3(settings: Settings, announce: Announce) -> Iterator[Row]:
-    announce("training the network")
-    victim = fc2_photos(settings) if settings.quick else fc2_tiny_imagenet(settings)
+    make = fc2_photos if settings.quick else fc2_tiny_imagenet
     for size in settings.sizes_or((NOISED_SIZE,), (NOISED_SIZE,)):
-        for noise, make in NOISES.items():
-            for sigma, paper in PAPER_3.items():
-                batches = settings.batches_or(BATCHES)
-                attacked = VictimBatches(victim=victim, size=size, batches=batches, defense=make(sigma, size))
-                title = f"{noise}, sigma {sigma:g}"
-                outcomes = attack_cell(attacked, cpa.on_images(settings), settings, announce, title)
-                known = {name: value if size == NOISED_SIZE else None for name, value in paper.items()}
-                budget = f"{epsilon(sigma, size):.4g}"
-                cell: dict[str, str | int] = {"noise on": noise, "n": size, "sigma": f"{sigma:g}", "epsilon": budget}
-                yield cpa.row(cell, victim, outcomes, known, settings)
+        for (noise, defend), (sigma, paper) in product(NOISES.items(), PAPER_3.items()):
+            budget = f"{epsilon(sigma, size):.4g}"
+            cell: dict[str, str | int] = {"noise on": noise, "n": size, "sigma": f"{sigma:g}", "epsilon": budget}
+            known = {name: value if size == NOISED_SIZE else None for name, value in paper.items()}
+            if settings.wants(cell):
+                yield _row(cell, make, {"defense": defend(sigma, size)}, known, settings, announce)
 
 
 def epsilon(sigma: float, size: int) -> float:
@@ -133,6 +150,7 @@ TABLE_3 = Recipe(
     citation=f"{cpa.CITATION}, table 3",
     shown=SHOWN,
     run=table_3,
+    options=OPTIONS,
     notes=(
         EPSILON,
         "The paper gives one number for each sigma; it stands beside both readings.",
@@ -159,10 +177,9 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
 }
 
 
-def published(settings: Settings) -> dict[str, Attack]:
-    """The published objective and its leave-one-out variants."""
-    full = replace(cpa.objective(settings), negentropy=NEGENTROPY)
-    return {name: cpa.published(replace(full, **change)) for name, change in LEFT_OUT.items()}
+def leave_one_out(full: Attack) -> dict[str, Attack]:
+    """The published objective, as it is or as it was tuned, with negentropy, and without one term at a time."""
+    return {name: cpa.weighted(full, {"negentropy": NEGENTROPY, **change}) for name, change in LEFT_OUT.items()}
 
 
 def ours() -> dict[str, Attack]:
@@ -178,20 +195,36 @@ def ours() -> dict[str, Attack]:
 
 
 def table_4(settings: Settings, announce: Announce) -> Iterator[Row]:
-    announce("training the network")
-    victim = fc2_photos(settings) if settings.quick else fc2_tiny_imagenet(settings)
+    make = fc2_photos if settings.quick else fc2_tiny_imagenet
+    families = {cpa.GMA: ("all parameters",), cpa.PUBLISHED: tuple(LEFT_OUT), "ours": tuple(ours())}
     for size in settings.sizes_or((ABLATED_SIZE,), (QUICK_ABLATED_SIZE,)):
+        cells: list[dict[str, str | int]] = [
+            {"method": family, "variant": variant, "n": size} for family, names in families.items() for variant in names
+        ]
+        wanted = [cell for cell in cells if settings.wants(cell)]
+        if not wanted:
+            continue
+        announce("training the network")
+        victim = trained(make, settings)
         attacked = VictimBatches(victim=victim, size=size, batches=settings.batches_or(BATCHES))
-        baseline: dict[str, Attack] = {"all parameters": cpa.gradient_matching(settings)}
-        for family, variants in ((cpa.GMA, baseline), (cpa.PUBLISHED, published(settings)), ("ours", ours())):
-            for variant, attack in variants.items():
-                entries, notes = attack_cell(attacked, {variant: attack}, settings, announce, family)
-                paper = PAPER_4.get(variant) if size == ABLATED_SIZE and family != "ours" else None
-                yield Row(
-                    cell={"method": family, "variant": variant, "n": size},
-                    entries={"paper": settings.paper(paper), "measured": entries[variant]},
-                    notes=(victim.note, cpa.effort(settings), *notes),
-                )
+        compared = {name: cpa.on_images(settings)[name] for name in (cpa.GMA, cpa.PUBLISHED)}
+        wanted_of = {
+            name: attack for name, attack in compared.items() if any(cell["method"] == name for cell in wanted)
+        }
+        methods, chosen = cpa.tuned(wanted_of, attacked, settings, announce)
+        for cell in wanted:
+            family, variant = str(cell["method"]), str(cell["variant"])
+            if family == "ours":
+                attack = ours()[variant]
+            else:
+                attack = methods[family] if family == cpa.GMA else leave_one_out(methods[family])[variant]
+            entries, notes = attack_cell(attacked, {variant: attack}, settings, announce, family)
+            paper = PAPER_4.get(variant) if size == ABLATED_SIZE and family != "ours" else None
+            yield Row(
+                cell=cell,
+                entries={"paper": settings.paper(paper), "measured": entries[variant]},
+                notes=(victim.note, cpa.effort(methods), *chosen, *notes),
+            )
 
 
 TABLE_4 = Recipe(
@@ -200,6 +233,7 @@ TABLE_4 = Recipe(
     citation=f"{cpa.CITATION}, table 4",
     shown=SHOWN,
     run=table_4,
+    options=OPTIONS,
     notes=(
         TERMS,
         "The paper's .081 for the full objective does not agree with the .164 of its table 1 for the same setting.",

@@ -153,6 +153,7 @@ RECIPE = Recipe(
     citation=f"{planted.CITATION}; the defenses are named there, not measured",
     shown=(*METRICS, COST),
     run=run,
+    options=("batches",),
     notes=(
         planted.PLANTED,
         planted.COLUMNS_FOUND,

@@ -167,6 +167,7 @@ RECIPE = Recipe(
     citation=f"{federations.CITATION}, figure 9",
     shown=(AUC, ACCURACY),
     run=run,
+    options=("sizes", "batches"),
     figure=figure,
     notes=(federations.SUMS, PROPERTY, QUESTION, TRAINING, ATTACKER),
 )

@@ -99,7 +99,7 @@ def measure(
 ) -> Measured:
     """Recover as many planted federations as there are trials."""
     device = devices.pick(settings.device)
-    trials = settings.batches or (QUICK_TRIALS if settings.quick else trials)
+    trials = settings.batches_or(trials, QUICK_TRIALS)
     outcomes = list[Measured]()
     for trial in range(trials):
         announce(f"{federation.users} users, {federation.rounds} rounds, trial {trial + 1} of {trials}")

@@ -109,6 +109,7 @@ RECIPE = Recipe(
     citation=f"{planted.CITATION}, table 1",
     shown=(planted.COLUMNS, planted.SURE, planted.SURE_WRONG),
     run=run,
+    options=("sizes",),
     notes=(
         "The paper's number is the fraction of users whose column is right, within 600 s of Gurobi a user.",
         "Updates differ from round to round: batches are shuffled; 'fraction .9' draws that part of the images anew.",

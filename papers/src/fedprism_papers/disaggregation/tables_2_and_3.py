@@ -81,6 +81,7 @@ TABLE_2 = Recipe(
     citation=f"{federations.CITATION}, table 2",
     shown=(PSNR, OVER_40_DB),
     run=table_2,
+    options=("sizes", "batches", "iterations", "inverted"),
     notes=(
         federations.SUMS,
         NETWORK,
@@ -188,5 +189,6 @@ TABLE_3 = Recipe(
     citation=f"{federations.CITATION}, table 3",
     shown=(PSNR, OVER_40_DB),
     run=table_3,
+    options=("sizes", "batches", "iterations", "inverted"),
     notes=(federations.SUMS, TRAINING, AVERAGED, UNROLLED, federations.SCORED),
 )

@@ -45,10 +45,12 @@ WHO = (
 def run(settings: Settings, announce: Announce) -> Iterator[Row]:
     data, sizes = inversion.data_of(settings), settings.sizes_or(SIZES, QUICK_SIZES)
     data.first(max(sizes) * settings.batches_or(1))  # before anything is trained
-    announce(f"{data.name}: training the attacked network")
-    target = inversion.Target(model=inversion.attacked_network(data, settings), normalization=data.normalization)
+    target: inversion.Target | None = None
     for defense in DEFENSES:
         for size in sizes:
+            if not settings.wants({"defense": repr(defense), "n": size}):
+                continue
+            target = target or inversion.trained_target(data, settings, announce)
             yield row(replace(target, defense=defense), size, data, settings, announce)
 
 
@@ -74,5 +76,6 @@ RECIPE = Recipe(
     citation=f"{inversion.CITATION}; a study in its form",
     shown=(LPIPS, PSNR),
     run=run,
+    options=("sizes", "batches", "iterations", "only"),
     notes=(WHO, inversion.NULL, inversion.LPIPS_NOTE, inversion.ROUNDING),
 )

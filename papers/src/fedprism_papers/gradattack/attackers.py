@@ -60,6 +60,11 @@ class Case:
         return 0.01 if isinstance(self.mixing, InstaHide) else 0.1
 
     @property
+    def paper_time(self) -> float:
+        """The paper's time of a training step, in that of one without defense."""
+        return 1.0 + 0.04 * (self.ratio is not None) + 0.06 * (self.mixing is not None)
+
+    @property
     def on_gradients(self) -> Defense:
         return fp.chain() if self.ratio is None else Prune(self.ratio)
 
@@ -86,7 +91,7 @@ def method_at_once(case: Case, settings: Settings) -> MixedSamples:
 
 def encoded(settings: Settings) -> int:
     """For how many epochs the adaptive attacker collects what the client sends of mixed images."""
-    return QUICK_ENCODED if settings.quick else ENCODED
+    return settings.encodings or (QUICK_ENCODED if settings.quick else ENCODED)
 
 
 def epochs(case: Case, settings: Settings, *, adaptive: bool) -> int:

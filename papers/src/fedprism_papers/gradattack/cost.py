@@ -6,9 +6,12 @@ NeurIPS 2021 (table 3).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from fedprism.checks import whole
+from fedprism_papers.gradattack import inversion
+from fedprism_papers.shared.base import Announce, Measured, Recipe, Row, Settings
 
 EPOCHS, BATCH_SIZE, KNOWN_IMAGES = 50, 128, 10_000
 """Epochs that mix anew, encodings that are inverted together, and images to learn from: the paper's."""
@@ -44,3 +47,31 @@ def attack_cost(images: int) -> AttackCost:
         network=NETWORK_HOURS,
         pairing=PAIRING_HOURS * (encodings / PAIRED_ENCODINGS) ** 2,
     )
+
+
+PAPER = {5_000: 934.48, 50_000: 46_579.01, 500_000: 4_215_524.32}
+"""GPU hours by the number of private images."""
+TOTAL = "total"
+
+
+def run(settings: Settings, announce: Announce) -> Iterator[Row]:
+    for images in settings.sizes_or(tuple(PAPER), tuple(PAPER)):
+        if settings.wants({"images": images}):
+            announce(f"{images:,} images")
+            cost = attack_cost(images)
+            hours = {**cost._asdict(), TOTAL: cost.total}
+            by_formula = Measured(values={name: (value,) for name, value in hours.items()}, seconds=(0.0,))
+            known = {"paper": settings.paper(PAPER.get(images)), "without a defense, paper": HOURS_A_BATCH}
+            shares = {f"{name}, %": 100 * hours[name] / cost.total for name in ("inversion", "pairing")}
+            yield Row(cell={"images": images}, entries={**known, "by the formula": by_formula, **shares})
+
+
+RECIPE = Recipe(
+    name="gradattack-table-3",
+    summary="GPU hours to find out what InstaHide mixed and recover an image, by the paper's formula",
+    citation=f"{inversion.CITATION}, table 3",
+    shown=(*AttackCost._fields, TOTAL),
+    run=run,
+    options=("sizes", "only"),
+    notes=("Hours of an RTX 2080 Ti, worked out from the paper's times of the parts; nothing is timed here.",),
+)

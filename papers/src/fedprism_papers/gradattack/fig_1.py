@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 import torch
 
@@ -58,7 +58,8 @@ class Scene:
     """Whom the attacker is after (`images`, in batches of `size`), and what it rehearses with."""
 
     name: str
-    target: inversion.Target
+    target: Callable[[], inversion.Target]
+    """The attacked network, trained when it is first asked for."""
     images: fp.Batch
     rehearsed: fp.Batch
     others: fp.Batch
@@ -68,15 +69,17 @@ class Scene:
 
 def run(settings: Settings, announce: Announce) -> Iterator[Row]:
     for make in (partial(low_resolution, inversion.data_of(settings)), photograph):
-        announce("training the attacked network")
         for scene in make(settings):
             for knowledge in KNOWLEDGE:
-                yield row(scene, knowledge, settings, announce)
+                if settings.wants({"images": scene.name, "n": scene.size, "batch norm": knowledge}):
+                    yield row(scene, knowledge, settings, announce)
 
 
 def low_resolution(data: inversion.Data, settings: Settings) -> list[Scene]:
     """Batches of small images, of the first of each class; the attacker rehearses with test images."""
-    target = inversion.Target(model=inversion.attacked_network(data, settings), normalization=data.normalization)
+    target = cache(
+        lambda: inversion.Target(model=inversion.attacked_network(data, settings), normalization=data.normalization)
+    )
     note = f"{data.name}: the network is trained for {data.attacked_epochs} epochs on {len(data.train):,} images."
     return [
         Scene(
@@ -102,11 +105,15 @@ def photograph(settings: Settings) -> list[Scene]:
     make = inversion.small_network if settings.quick else partial(fp.models.build, "resnet18")
     model = make(classes=images.classes, seed=settings.seed)
     schedule = utility.Schedule(epochs=PHOTO_EPOCHS, batch_size=PHOTO_BATCH, lr=0.01, augment=training.shifted)
-    model = utility.fit(model, train, None, schedule, seed=settings.seed, device=settings.device).cpu()
+
+    def target() -> inversion.Target:
+        trained = utility.fit(model, train, None, schedule, seed=settings.seed, device=settings.device)
+        return inversion.Target(model=trained.cpu(), normalization=IMAGENET)
+
     return [
         Scene(
             name=f"photograph of {side} px",
-            target=inversion.Target(model=model, normalization=IMAGENET),
+            target=cache(target),
             images=everything[PHOTOGRAPH : PHOTOGRAPH + 1],
             rehearsed=everything[OWN_PHOTOGRAPH : OWN_PHOTOGRAPH + 1],
             others=everything[OWN_PHOTOGRAPH + 1 : OWN_PHOTOGRAPH + 2],
@@ -123,16 +130,18 @@ def photograph(settings: Settings) -> list[Scene]:
 def row(scene: Scene, knowledge: str, settings: Settings, announce: Announce) -> Row:
     """One attacker with this knowledge of batch norm: with the published weights and with those it chose."""
     title = f"{scene.name}, batch norm {knowledge}"
+    announce(f"{title}: training the attacked network")
+    scene.target()
     announce(f"{title}: looking for weights")
     chosen, entries = choose(scene, knowledge, settings).values, dict[str, Entry]()
     scored = partial(
-        inversion.scored, images=scene.images, normalization=scene.target.normalization or IMAGENET, settings=settings
+        inversion.scored, images=scene.images, normalization=scene.target().normalization or IMAGENET, settings=settings
     )
     for name, weights in {PUBLISHED: PUBLISHED_WEIGHTS, CHOSEN: chosen}.items():
         announce(f"{title}: {name}")
         method = attack(knowledge, weights, iterations(settings))
         batches = inversion.in_batches(scene.images, scene.size)
-        answers = inversion.invert(method, scene.target, batches, THREAT, settings)
+        answers = inversion.invert(method, scene.target(), batches, THREAT, settings)
         entries[name] = scored(answers, method=method)
     strangers = scored(inversion.unattacked(scene.others.tensor, scene.size))
     return Row(
@@ -148,10 +157,10 @@ def choose(scene: Scene, knowledge: str, settings: Settings) -> Tuning:
     return tuning.tune(
         lambda weights: attack(knowledge, weights, rehearsed(settings)),
         {name: SPACE[name] for name in SPACE if name in wanted},
-        scene.target.scenario(scene.rehearsed),
+        scene.target().scenario(scene.rehearsed),
         THREAT,
         first={name: PUBLISHED_WEIGHTS[name] for name in wanted},
-        trials=QUICK_TRIALS if settings.quick else TRIALS,
+        trials=searched(settings),
         seed=settings.seed,
         device=settings.device,
     )
@@ -170,6 +179,10 @@ def iterations(settings: Settings) -> int:
     return settings.iterations_or(inversion.ITERATIONS, QUICK_ITERATIONS)
 
 
+def searched(settings: Settings) -> int:
+    return settings.tune or (QUICK_TRIALS if settings.quick else TRIALS)
+
+
 def rehearsed(settings: Settings) -> int:
     return max(1, iterations(settings) // REHEARSED)
 
@@ -177,7 +190,7 @@ def rehearsed(settings: Settings) -> int:
 def effort(settings: Settings) -> str:
     return (
         f"{iterations(settings):,} iterations (the paper: {inversion.PAPER_ITERATIONS:,}); the search tries "
-        f"{QUICK_TRIALS if settings.quick else TRIALS} weights in rehearsals of {rehearsed(settings):,} iterations."
+        f"{searched(settings)} weights in rehearsals of {rehearsed(settings):,} iterations."
     )
 
 
@@ -187,5 +200,6 @@ RECIPE = Recipe(
     citation=f"{inversion.CITATION}, figure 1",
     shown=(LPIPS, PSNR),
     run=run,
+    options=("sizes", "batches", "iterations", "tune", "only"),
     notes=(WHO, SEARCH, inversion.NULL, inversion.LPIPS_NOTE, inversion.ROUNDING),
 )

@@ -30,13 +30,16 @@ REPEATS, SHARING, MISSING = "batches with a repeat", "images that share a class"
 def run(settings: Settings, announce: Announce) -> Iterator[Row]:
     data = inversion.data_of(settings)
     labels, classes = data.train.labels, int(data.train.labels.max()) + 1
-    count = settings.batches or (QUICK_DRAWN if settings.quick else DRAWN)
+    count = settings.batches_or(DRAWN, QUICK_DRAWN)
     for size in settings.sizes_or(SIZES, QUICK_SIZES):
+        cell: dict[str, str | int] = {"data": data.name, "classes": classes, "n": size}
+        if not settings.wants(cell):
+            continue
         announce(f"{data.name}: {count:,} batches of {size}")
         start = time.perf_counter()
         counts = drawn_counts(labels, classes, size, count, generator(settings.seed, "labels", size))
         yield Row(
-            cell={"data": data.name, "classes": classes, "n": size},
+            cell=cell,
             entries={
                 "drawn": Measured(
                     values={name: (value,) for name, value in repeats(counts).items()},
@@ -104,6 +107,7 @@ RECIPE = Recipe(
     citation=f"{inversion.CITATION}, figure 2",
     shown=(REPEATS, SHARING, MISSING),
     run=run,
+    options=("sizes", "batches", "only"),
     figure=figure,
     notes=(DRAWING, MEANING),
 )

@@ -25,7 +25,7 @@ from fedprism.runtime.cuda_graphs import Engine
 from fedprism.threats import ThreatModel
 from fedprism.types import Ambiguity
 from fedprism_papers.shared import training
-from fedprism_papers.shared.base import Measured, Settings
+from fedprism_papers.shared.base import Announce, Measured, Settings
 from fedprism_papers.shared.measuring import LPIPS, PSNR, SHOWN_IMAGES, lpips_distances
 from fedprism_papers.shared.victims import CIFAR, IMAGENET
 
@@ -212,6 +212,12 @@ def invert(
         parts.append(fp.run(method, observation, seed=number, device=settings.device))
         seconds.append(time.perf_counter() - start)  # the result lies on the CPU: a GPU has been waited for
     return Answers(parts=tuple(parts), seconds=tuple(seconds))
+
+
+def trained_target(data: Data, settings: Settings, announce: Announce) -> Target:
+    """The network that is attacked, trained now."""
+    announce(f"{data.name}: training the attacked network")
+    return Target(model=attacked_network(data, settings), normalization=data.normalization)
 
 
 def in_batches(images: fp.Batch, size: int | list[int]) -> list[fp.Batch]:

@@ -38,11 +38,15 @@ WHO = (
 
 def run(settings: Settings, announce: Announce) -> Iterator[Row]:
     data = inversion.data_of(settings)
-    announce(f"{data.name}: training the attacked network")
-    target = inversion.Target(model=inversion.attacked_network(data, settings), normalization=data.normalization)
+    target: inversion.Target | None = None
     for size in settings.sizes_or(SIZES, QUICK_SIZES):
         for kind in BATCHES:
-            answers: dict[str, inversion.Answers] = {}
+            if not settings.wants({"labels in the batch": kind, "n": size}):
+                continue
+            target, answers = (
+                target or inversion.trained_target(data, settings, announce),
+                dict[str, inversion.Answers](),
+            )
             for name in METHODS:
                 announce(f"{size} images, {kind}: {name}")
                 answers[name] = observe(name, composed(kind, size, data, settings), target, settings)
@@ -135,5 +139,6 @@ RECIPE = Recipe(
     citation=f"{inversion.CITATION}, section on private labels; a study in its form",
     shown=(LPIPS, PSNR, LABELS_RIGHT),
     run=run,
+    options=("sizes", "batches", "iterations", "only"),
     notes=(WHO, inversion.NULL, inversion.LPIPS_NOTE, inversion.ROUNDING),
 )

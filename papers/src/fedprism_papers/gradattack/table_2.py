@@ -14,8 +14,7 @@ from fedprism import utility
 from fedprism.defenses import InstaHide, MixUp
 from fedprism_papers.gradattack import inversion
 from fedprism_papers.gradattack import table_2_trials as trials
-from fedprism_papers.gradattack.attackers import ENCODED, PAPER_ENCODED, QUICK_ENCODED, QUICK_ITERATIONS, Case, leaked
-from fedprism_papers.gradattack.cost import attack_cost
+from fedprism_papers.gradattack.attackers import PAPER_ENCODED, QUICK_ITERATIONS, Case, encoded, leaked
 from fedprism_papers.gradattack.table_2_trials import ADAPTIVE, NAIVE, QUICK_SEEDS, SEEDS
 from fedprism_papers.shared.base import Announce, Entry, Measured, Recipe, Row, Settings
 from fedprism_papers.shared.charts import line_chart
@@ -65,34 +64,35 @@ EFFORT = (
     "networks; for ResNet-18 they are the published ones."
 )
 MIXED = "Images are mixed with those that are attacked in the same cell (the paper: with all 50)."
-COST = (
-    f"Without being told the mixing, 5,000 images cost {attack_cost(5_000).total:.2f} GPU hours by the paper's table 3."
-)
+COST = "What finding out the mixing costs is the recipe gradattack-table-3."
 
 
 def run(settings: Settings, announce: Announce) -> Iterator[Row]:
     data, sizes = inversion.data_of(settings), settings.sizes_or(SIZES, QUICK_SIZES)
-    left = [(case, size) for case in CASES for size in sizes]
+    left = [(case, size) for case in CASES for size in sizes if settings.wants({"defense": case.label, "n": size})]
+    if not left:
+        return
     # Too few of them end the run before hours of work.
     data.first(max(trials.attacked_images(case, size, settings) for case, size in left))
+    cases = dict.fromkeys(case for case, _ in left)
     announce("timing steps under each defense")  # alone, before others use the machine
-    factors = {case: trials.time_factor(case, data, settings) for case in CASES}
-    everything = dict.fromkeys(trial for case, size in left for trial in trials.trials_of(case, size, settings))
+    factors = {case: trials.time_factor(case, data, settings) for case in cases}
+    undefended = trials.trainings(CASES[0], settings)
+    everything = dict.fromkeys(
+        [*undefended, *(t for case, size in left for t in trials.trials_of(case, size, settings))]
+    )
     results: dict[RecipeTrial, Finished[RecipeTrial]] = {}
     for result in finished(everything, settings, announce):
         results[result.trial] = result
-        while left and all(needed in results for needed in trials.trials_of(*left[0], settings)):
+        while left and all(needed in results for needed in (*undefended, *trials.trials_of(*left[0], settings))):
             case, size = left.pop(0)
-            # Drops are from the first case, which is there: rows come in their order.
-            defended, undefended = (
-                [float(results[trial].outcome.values["accuracy"]) for trial in trials.trainings(each, settings)]
-                for each in (case, CASES[0])
+            defended, plain = (
+                [float(results[trial].outcome.values["accuracy"]) for trial in each]
+                for each in (trials.trainings(case, settings), undefended)
             )
             answers = {name: trials.answers_of(case, size, name, results, settings) for name in trials.attackers(case)}
             entries = leakage(case, size, answers, data, settings)
-            yield row(
-                case, size, {**prices(case, defended, undefended, factors[case], settings), **entries}, data, settings
-            )
+            yield row(case, size, {**prices(case, defended, plain, factors[case], settings), **entries}, data, settings)
 
 
 def leakage(
@@ -123,6 +123,7 @@ def prices(
         MARGIN: None if interval is None else 50 * (interval.high - interval.low),
         f"{DROP}, paper": settings.paper(CASES[0].paper_accuracy - case.paper_accuracy),
         DROP: 100 * (fmean(undefended) - mean),
+        f"{TIME}, paper": settings.paper(case.paper_time),
         TIME: factor,
     }
 
@@ -136,7 +137,7 @@ def row(case: Case, size: int, entries: Mapping[str, Entry], data: inversion.Dat
     attacking = (
         f"{data.name}: the attacked network is trained on {len(data.train):,} images, epochs: {data.attacked_epochs}. "
         f"Attacks take {iterations:,} iterations (the paper: {inversion.PAPER_ITERATIONS:,}), on mixed images for each "
-        f"of {QUICK_ENCODED if settings.quick else ENCODED} epochs of encodings (the paper: {PAPER_ENCODED})."
+        f"of {encoded(settings)} epochs of encodings (the paper: {PAPER_ENCODED})."
     )
     return Row(cell={"defense": case.label, "n": size}, entries=entries, notes=(trained, attacking))
 
@@ -173,6 +174,7 @@ RECIPE = Recipe(
     citation=f"{inversion.CITATION}, table 2",
     shown=inversion.SHOWN,
     run=run,
+    options=("sizes", "batches", "iterations", "encodings", "workers", "only"),
     figure=figure,
     notes=(READING, TIMING, ATTACKERS, EFFORT, inversion.NULL, MIXED, inversion.LPIPS_NOTE, inversion.ROUNDING, COST),
 )

@@ -146,7 +146,17 @@ def run(settings: Settings, announce: Announce) -> Iterator[Row]:
 
 def play(layer: Layer, case: Case, settings: Settings, announce: Announce) -> list[Row]:
     """One line for each loss, all on the same batches; none where the data set has no such batch."""
-    trials = settings.batches or (QUICK_BATCHES if settings.quick else BATCHES)
+    cell: dict[str, str | int | float] = {
+        "data": layer.data.name,
+        "classes": layer.classes,
+        "weights": case.weights,
+        "labels": case.labels,
+        "batch": case.size,
+        "noise": case.noise or "none",
+    }
+    if not settings.wants_any({**cell, "loss": loss} for loss in LOSSES):
+        return []
+    trials = settings.batches_or(BATCHES, QUICK_BATCHES)
     means: list[float] = []
     read: dict[str, dict[str, list[Reading]]] = {loss: {DIVIDED: [], REFERRED: []} for loss in LOSSES}
     for number in range(trials):
@@ -163,14 +173,6 @@ def play(layer: Layer, case: Case, settings: Settings, announce: Announce) -> li
             reference = absent_class(bias_grad, batch.labels)
             if reference is not None:
                 read[name][REFERRED].append(reading(weight_grad, bias_grad, batch, reference))
-    cell: dict[str, str | int | float] = {
-        "data": layer.data.name,
-        "classes": layer.classes,
-        "weights": case.weights,
-        "labels": case.labels,
-        "batch": case.size,
-        "noise": case.noise or "none",
-    }
     mean = sum(means) / len(means)
     return [
         Row(
@@ -280,6 +282,7 @@ RECIPE = Recipe(
     citation="Eloul et al., Mixing Gradients Strategies, 2022, figures 1 to 3",
     shown=(ERROR, GOOD),
     run=run,
+    options=("sizes", "batches", "only"),
     figure=figure,
     notes=(READING, ROWS, SETTING, DATA),
 )

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedprism.metrics import THRESHOLD_STRICT
 from fedprism_papers.mixing_gradients import trials
-from fedprism_papers.mixing_gradients.accuracy import PRICE, prices
+from fedprism_papers.mixing_gradients.accuracy import cost_note, prices
 from fedprism_papers.mixing_gradients.direct import LOSSES, RANDOM
 from fedprism_papers.mixing_gradients.figures import figure
 from fedprism_papers.mixing_gradients.trials import BEATS_BLANK, CLOSE_PIXELS, FACES, LOOSE, MNIST, STRICT, Case
@@ -94,14 +94,31 @@ def _control(settings: Settings, effort: trials.Effort) -> Iterator[Case]:
 
 
 def run(settings: Settings, announce: Announce) -> Iterator[Row]:
-    number = settings.batches or (QUICK_TRIALS if settings.quick else TRIALS)
+    number = settings.batches_or(TRIALS, QUICK_TRIALS)
     costs = dict[tuple[str, int | None, str], dict[str, dict[str, Entry]]]()
     for case in cases(settings):
+        if not settings.wants_any(cell(case, kind) for kind in trials.KINDS):
+            continue
         trained = (case.data, case.width, case.loss)
         if trained not in costs:
             costs[trained] = prices(*trained, settings, announce)
         result = finish(trials.AttackedCase(case=case, trials=number, settings=settings), announce)
-        yield from rows(case, result, costs[trained])
+        notes = (cost_note(settings),) if costs[trained] else ()
+        yield from (replace(row, notes=notes) for row in rows(case, result, costs[trained]))
+
+
+def cell(case: Case, kind: str) -> dict[str, str | int]:
+    """The first columns of a case's row."""
+    return {
+        "data": case.data,
+        "network": case.network,
+        "channels": case.width or "–",
+        "loss": trials.loss_name(case.loss),
+        "labels": kind,
+        "batch": case.size,
+        "weights": case.weights,
+        "effort": str(case.effort),
+    }
 
 
 def rows(case: Case, result: Finished[trials.AttackedCase], prices: Mapping[str, Mapping[str, Entry]]) -> Iterator[Row]:
@@ -115,16 +132,7 @@ def rows(case: Case, result: Finished[trials.AttackedCase], prices: Mapping[str,
             _sorted_by_avd(by_attack, result.tensors) if kind == RANDOM and case.loss == "cross_entropy" else (None, "")
         )
         yield Row(
-            cell={
-                "data": case.data,
-                "network": case.network,
-                "channels": case.width or "–",
-                "loss": trials.loss_name(case.loss),
-                "labels": kind,
-                "batch": case.size,
-                "weights": case.weights,
-                "effort": str(case.effort),
-            },
+            cell=cell(case, kind),
             entries={**entries, **prices.get(kind, {})},
             picture=picture,
             caption=caption,
@@ -169,6 +177,7 @@ RECIPE = Recipe(
     citation="Eloul et al., Mixing Gradients Strategies, 2022, figures 4 to 8",
     shown=trials.CRITERIA,
     run=run,
+    options=("sizes", "batches", "iterations", "only"),
     figure=figure,
-    notes=(READING, ATTACKERS, PRICE, DATA),
+    notes=(READING, ATTACKERS, DATA),
 )

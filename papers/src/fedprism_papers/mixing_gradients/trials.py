@@ -15,7 +15,7 @@ import fedprism as fp
 from fedprism.attacks import LBFGS, GradientMatching, joined, mixing_angle, mixing_l2, mixing_orthogonal
 from fedprism.experiments import Outcome
 from fedprism.metrics import THRESHOLD_LOOSE, THRESHOLD_STRICT, avd, avd_floor, recovery_rate
-from fedprism.metrics.recovery import RecoveryRate
+from fedprism.metrics.recovery import THRESHOLD_PIXELS, RecoveryRate
 from fedprism.randomness import generator
 from fedprism_papers.mixing_gradients.direct import EQUAL, LOSSES, RANDOM, Layer, uniform_
 from fedprism_papers.mixing_gradients.side_by_side import SideBySide
@@ -27,18 +27,16 @@ SIDE, QUICK_SIDE = 32, 16
 """Of faces, and of the digits of a quick run."""
 ATTACKS = {"l2": mixing_l2, "angle": mixing_angle, "orthogonal": mixing_orthogonal}
 KINDS = (RANDOM, EQUAL)
-THRESHOLD_MSE = 0.01
-"""Below it an image counts as recovered by its pixels, 20 dB; the paper decides faces by such a threshold, unnamed."""
 STRICT, LOOSE = f"AVD < {THRESHOLD_STRICT}", f"AVD < {THRESHOLD_LOOSE}"
 UNCUT_STRICT, UNCUT_LOOSE = f"uncut {STRICT}", f"uncut {LOOSE}"
-BEATS_BLANK, CLOSE_PIXELS = "better than blank", f"MSE < {THRESHOLD_MSE}"
+BEATS_BLANK, CLOSE_PIXELS = "better than blank", f"MSE < {THRESHOLD_PIXELS}"
 MEASURES = {
     UNCUT_STRICT: ("uncut", THRESHOLD_STRICT),
     UNCUT_LOOSE: ("uncut", THRESHOLD_LOOSE),
     STRICT: ("avd", THRESHOLD_STRICT),
     LOOSE: ("avd", THRESHOLD_LOOSE),
     BEATS_BLANK: ("beats blank", THRESHOLD_STRICT),
-    CLOSE_PIXELS: ("mse", THRESHOLD_MSE),
+    CLOSE_PIXELS: ("mse", THRESHOLD_PIXELS),
 }
 """What is compared with what: a score of `score_trials`, and the threshold below which the trial succeeded."""
 CRITERIA = tuple(MEASURES)

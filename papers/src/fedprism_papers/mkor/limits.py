@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 from torch import nn
@@ -84,13 +85,14 @@ CHANGES: dict[str, Change] = {
 
 def run(settings: Settings, announce: Announce) -> Iterator[Row]:
     original = vgg16(CIFAR100, settings)
-    for name, change in CHANGES.items():
-        if change.small and not settings.quick:
+    for size, (name, change) in product(settings.sizes_or((SIZE,), (QUICK_SIZE,)), CHANGES.items()):
+        line: dict[str, str | int] = {"data": original.name, "setting": name, "n": size}
+        if (change.small and not settings.quick) or not settings.wants(line):
             continue
         victim = _with_dropout(original, change.dropout)
         cell = server.ChosenParameters(
             victim=victim,
-            size=settings.sizes_or((SIZE,), (QUICK_SIZE,))[0],
+            size=size,
             batches=settings.batches_or(1),
             scenario={"defense": change.defense(victim.model) if callable(change.defense) else change.defense},
         )
@@ -100,7 +102,7 @@ def run(settings: Settings, announce: Announce) -> Iterator[Row]:
         entries = attack_cell(cell, attacks, settings, announce, name).entries
         changed = [f"{name} changes {shares(victim.model, attacks[DUMP])}."] if "disguise" in change.attack else []
         notes = (victim.note, *changed)
-        yield Row(cell={"data": victim.name, "setting": name, "n": cell.size}, entries=entries, notes=notes)
+        yield Row(cell=line, entries=entries, notes=notes)
 
 
 def shares(model: nn.Module, attack: Attack) -> str:
@@ -135,5 +137,6 @@ LIMITS = Recipe(
     citation=f"{server.CITATION}, sections 3.2.3, 3.4.3, 3.5 and 4",
     shown=server.SHOWN,
     run=run,
+    options=("sizes", "batches", "only"),
     notes=(SMALL_ALONE, SHARES, server.SCORED),
 )

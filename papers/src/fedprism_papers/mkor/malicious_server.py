@@ -44,6 +44,7 @@ ORDER = "best SSIM, average SSIM, best PSNR, average PSNR"
 
 DUMP, INTERPOLATED, SOFTENED = "midpoint", "midpoint, interpolated", "midpoint, softened"
 SMOOTH, SPARE = "smoothest", "spare channels, smoothest"
+SMOOTHED, QUICK_SMOOTHED = 100, 30  # iterations of the smoothest decoder, unless told otherwise
 INVERTING, FISHING = "inverting gradients", "class fishing"
 VARIATION = 0.1
 """The weight of total variation in the published code of inverting gradients, called as a library."""
@@ -178,7 +179,7 @@ def by_class(answer: fp.Reconstruction, truth: fp.Truth) -> tuple[Tensor, Tensor
 
 def decoders(nodes: int, settings: Settings, middle: float = 0.0) -> dict[str, Attack]:
     """MKOR with a dump class and five ways to decode, with equal logits, and with several nodes a class."""
-    smooth = Smoothest(iterations=settings.iterations_or(100, 30), middle=middle)
+    smooth = smoothest(settings, middle)
     return {
         DUMP: Mkor(reference=Reference.DUMP_CLASS),
         INTERPOLATED: Mkor(reference=Reference.DUMP_CLASS, decoder=interpolated_midpoint),
@@ -190,24 +191,24 @@ def decoders(nodes: int, settings: Settings, middle: float = 0.0) -> dict[str, A
     }
 
 
+def smoothest(settings: Settings, middle: float = 0.0) -> Smoothest:
+    return Smoothest(iterations=settings.iterations_or(SMOOTHED, QUICK_SMOOTHED), middle=middle)
+
+
 def only_midpoint() -> dict[str, Attack]:
     """For networks without windows, in which every decoder answers with the pixels themselves."""
     return {DUMP: Mkor(reference=Reference.DUMP_CLASS), EQUAL: Mkor()}
 
 
 def gradient_matching(iterations: int) -> dict[str, Attack]:
-    """The paper's two baselines of table 3, each with at most so many iterations."""
-    inverting = replace(shortened(fp.attacks.inverting_gradients(), iterations), labels=Labels.KNOWN)
+    """The paper's two baselines of table 3, each with so many iterations."""
+    inverting = replace(fp.attacks.inverting_gradients(), iterations=iterations, labels=Labels.KNOWN)
     fishing = ClassFishing()
     assert isinstance(fishing.matching, GradientMatching)
     return {
         INVERTING: replace(inverting, priors=(TotalVariation(VARIATION),)),
-        FISHING: replace(fishing, matching=shortened(fishing.matching, iterations)),
+        FISHING: replace(fishing, matching=replace(fishing.matching, iterations=iterations)),
     }
-
-
-def shortened(attack: GradientMatching, iterations: int) -> GradientMatching:
-    return replace(attack, iterations=min(iterations, attack.iterations))
 
 
 def poolless(victim: Victim, settings: Settings) -> Victim:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import nn
 
 import fedprism as fp
-from fedprism.attacks import Attack, Mkor, Reference, Smoothest
+from fedprism.attacks import Attack, Mkor, Reference
 from fedprism.randomness import generator, seeded_layers
 from fedprism_papers.mkor import malicious_server as server
 from fedprism_papers.shared.base import Announce, Recipe, Row, Settings
@@ -77,29 +77,42 @@ def lenets(settings: Settings) -> dict[str, server.Victim]:
 
 def methods(settings: Settings) -> dict[str, Attack]:
     iterations = settings.iterations_or(ITERATIONS, QUICK_ITERATIONS)
+    dlg, idlg = (replace(make(), iterations=dlg_iterations(settings)) for make in (fp.attacks.dlg, fp.attacks.idlg))
     dumped = Mkor(reference=Reference.DUMP_CLASS)
     return {
-        "DLG": server.shortened(fp.attacks.dlg(), iterations),
-        "iDLG": server.shortened(fp.attacks.idlg(), iterations),
+        "DLG": dlg,
+        "iDLG": idlg,
         **server.gradient_matching(iterations),
         "MKOR": dumped,
-        "MKOR, smoothest": replace(dumped, decoder=Smoothest(iterations=min(iterations, 100))),
+        "MKOR, smoothest": replace(dumped, decoder=server.smoothest(settings)),
     }
+
+
+def dlg_iterations(settings: Settings) -> int:
+    """Its library's number, unless told otherwise."""
+    return settings.iterations_or(fp.attacks.dlg().iterations, QUICK_ITERATIONS)
 
 
 def run(settings: Settings, announce: Announce) -> Iterator[Row]:
     for network, victim in lenets(settings).items():
         for size in settings.sizes_or(SIZES, QUICK_SIZES):
-            cell = server.ChosenParameters(victim=victim, size=size, batches=settings.batches_or(BATCHES), unique=False)
+            batches = settings.batches_or(BATCHES)
+            line: dict[str, str | int] = {"network": network, "data": victim.name, "n": size, "batches": batches}
+            if not settings.wants(line):
+                continue
+            cell = server.ChosenParameters(victim=victim, size=size, batches=batches, unique=False)
             effort = settings.iterations_or(ITERATIONS, QUICK_ITERATIONS)
             entries = attack_cell(cell, methods(settings), settings, announce, f"{network}, {size} images").entries
             paper = {
                 f"{name}, paper": settings.paper(text if size == 100 else None) for name, text in PAPER[network].items()
             }
             yield Row(
-                cell={"network": network, "data": victim.name, "n": size, "batches": cell.batches},
+                cell=line,
                 entries={**paper, **entries},
-                notes=(victim.note, f"Gradient matching takes at most {effort:,} iterations."),
+                notes=(
+                    victim.note,
+                    f"Iterations: DLG and iDLG {dlg_iterations(settings):,}, the other baselines {effort:,}.",
+                ),
             )
 
 
@@ -109,6 +122,7 @@ RECIPE = Recipe(
     citation=f"{server.CITATION}, table 2",
     shown=server.SHOWN,
     run=run,
+    options=("sizes", "batches", "iterations", "only"),
     notes=(
         f"The paper's numbers: {server.ORDER}.",
         BORDER,

@@ -14,6 +14,8 @@ from fedprism_papers.shared.base import Announce, Recipe, Row, Settings
 from fedprism_papers.shared.cells import attack_cell
 
 SIZES, QUICK_SIZES = (100,), (8,)  # images per batch
+EVERY_CLASS = 0
+"""In place of a size: as many images as there are classes."""
 BATCHES = 10  # per cell
 NODES, QUICK_NODES = 40, 8  # per class
 HIDDEN: dict[str, Attack] = {"inconspicuous, midpoint": Mkor(reference=Reference.DUMP_CLASS, disguise=Disguise())}
@@ -91,36 +93,49 @@ def table_3(settings: Settings, announce: Announce) -> Iterator[Row]:
         server.POOLLESS: (server.poolless(original, settings), server.only_midpoint(), PAPER_POOLLESS),
     }
     for (network, (victim, attacks, paper)), size in product(networks.items(), settings.sizes_or(SIZES, QUICK_SIZES)):
-        cell = server.ChosenParameters(victim=victim, size=size, batches=settings.batches_or(BATCHES))
+        batches = settings.batches_or(BATCHES)
+        line: dict[str, str | int] = {"network": network, "data": victim.name, "n": size, "batches": batches}
+        if not settings.wants(line):
+            continue
+        cell = server.ChosenParameters(victim=victim, size=size, batches=batches)
         entries = attack_cell(cell, attacks, settings, announce, f"{network}, {victim.name}, {size} images").entries
         yield Row(
-            cell={"network": network, "data": victim.name, "n": size, "batches": cell.batches},
+            cell=line,
             entries={
                 **{f"{name}, paper": settings.paper(text if size == 100 else None) for name, text in paper.items()},
                 **entries,
             },
-            notes=(victim.note, f"Gradient matching takes at most {iterations:,} iterations."),
+            notes=(victim.note, f"The baselines take {iterations:,} iterations."),
         )
 
 
 def table_4(settings: Settings, announce: Announce) -> Iterator[Row]:
     victims = dict[tuple[bool, bool], server.Victim]()
-    for line in LINES:
+    for line, asked in product(LINES, settings.sizes_or((EVERY_CLASS,), QUICK_SIZES)):
         if (line.imagenet, line.poolless) not in victims:
             victims.clear()  # one network of this size at a time
             victim = vgg16(IMAGENET if line.imagenet else CIFAR100, settings)
             victims[line.imagenet, line.poolless] = server.poolless(victim, settings) if line.poolless else victim
         victim = victims[line.imagenet, line.poolless]
-        size = settings.sizes_or((victim.images.classes,), (8,))[0]
+        size = victim.images.classes if asked == EVERY_CLASS else asked
+        labels = "unique" if line.unique else "random"
+        network = server.POOLLESS if line.poolless else "chain" if settings.quick else "VGG-16"
+        first: dict[str, str | int | float] = {
+            "network": network,
+            "data": victim.name,
+            "n": size,
+            "labels": labels,
+            "noise": line.noise or "none",
+        }
+        if not settings.wants(first):
+            continue
         cell = server.ChosenParameters(
             victim=victim, size=size, batches=settings.batches_or(1), unique=line.unique, noise=line.noise
         )
-        labels = "unique" if line.unique else "random"
-        network = server.POOLLESS if line.poolless else "chain" if settings.quick else "VGG-16"
         title = f"{network}, {victim.name}, {labels} labels, noise {line.noise}"
         entries = attack_cell(cell, _methods(line, settings), settings, announce, title).entries
         yield Row(
-            cell={"network": network, "data": victim.name, "n": size, "labels": labels, "noise": line.noise or "none"},
+            cell=first,
             entries={
                 f"paper: {server.ORDER}": settings.paper(line.paper),
                 PREDICTED: None if line.unique else expected_singletons([1] * victim.images.classes, size) / size,
@@ -144,6 +159,7 @@ TABLE_3 = Recipe(
     citation=f"{server.CITATION}, table 3",
     shown=server.SHOWN,
     run=table_3,
+    options=("sizes", "batches", "iterations", "only"),
     notes=(f"The paper's numbers: {server.ORDER}.", server.FISHED, server.LOSS, server.DECODERS, SSIMS, server.SCORED),
 )
 TABLE_4 = Recipe(
@@ -152,5 +168,6 @@ TABLE_4 = Recipe(
     citation=f"{server.CITATION}, table 4 and equation 3",
     shown=(*server.SHOWN, server.ALONE),
     run=table_4,
+    options=("sizes", "batches", "iterations", "only"),
     notes=(RANDOM, DETAIL, server.LOSS, server.DECODERS, server.SCORED),
 )

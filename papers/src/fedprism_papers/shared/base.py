@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
@@ -16,37 +16,50 @@ Announce: TypeAlias = Callable[[str], None]
 """Told what is being done, before it is done."""
 
 
+EFFORT = ("sizes", "batches", "iterations", "inverted", "encodings", "tune", "workers", "only")
+"""Settings that a recipe may have no use for: it names those that it reads."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How much effort a recipe spends; None means: as the paper did, or as little as `quick` needs."""
+    """How much effort a recipe spends; None means the recipe's own default, or as little as `quick` needs."""
 
     quick: bool = False
     batches: int | None = None
     sizes: tuple[int, ...] | None = None
     iterations: int | None = None
     inverted: int | None = None
-    """How many images a batch are rendered from their features."""
+    """How many images per batch are rendered from their features."""
+    tune: int | None = None
+    """In how many rehearsals on other images the weights of the baselines are chosen; None: published weights."""
+    encodings: int | None = None
+    """For how many epochs an attacker on mixed images collects them."""
+    only: tuple[str, ...] = ()
+    """Rows to compute, as KEY=VALUE of their first columns; all of these must hold."""
     seed: int = 0
     data_dir: Path | None = None
     device: str | None = None
     finished: Path | None = None
     """Where finished trials are kept, so that a run that was stopped goes on."""
     workers: int | None = None
+    listing: list[dict[str, str]] | None = field(default=None, compare=False, repr=False)
+    """Collects the rows that would be computed; nothing is computed then."""
 
     def __post_init__(self) -> None:
-        numbers = (self.batches, self.iterations, self.inverted, self.workers, *(self.sizes or ()))
-        if self.sizes == () or any(number is not None and number < 1 for number in numbers):
-            raise BadInput(
-                f"expected batches, sizes, iterations, inverted and workers of at least 1, found {self.batches}, "
-                f"{self.sizes}, {self.iterations}, {self.inverted} and {self.workers}; change the one that is smaller, "
-                "or leave it out."
-            )
+        for name in ("batches", "sizes", "iterations", "inverted", "encodings", "tune", "workers"):
+            value = getattr(self, name)
+            numbers = value if isinstance(value, tuple) else () if value is None else (value,)
+            if value == () or any(number < 1 for number in numbers):
+                raise BadInput(f"expected {name} of at least 1, found {value}; give a larger number or leave it out.")
+        for condition in self.only:
+            if "=" not in condition:
+                raise BadInput(f"expected --only as KEY=VALUE, found '{condition}'; see the rows with --dry-run.")
 
     def sizes_or(self, published: Sequence[int], quick: Sequence[int]) -> tuple[int, ...]:
         return self.sizes or tuple(quick if self.quick else published)
 
-    def batches_or(self, published: int) -> int:
-        return self.batches or (1 if self.quick else published)
+    def batches_or(self, published: int, quick: int = 1) -> int:
+        return self.batches or (quick if self.quick else published)
 
     def iterations_or(self, published: int, quick: int) -> int:
         return self.iterations or (quick if self.quick else published)
@@ -55,8 +68,25 @@ class Settings:
         return self.inverted or (quick if self.quick else published)
 
     def paper(self, value: float | str | None) -> float | str | None:
-        """A number of the paper's, where it belongs: beside the paper's own data and network, not beside quick ones."""
+        """A number of the paper's, which belongs beside the paper's own data and network, not beside quick ones."""
         return None if self.quick else value
+
+    def chose(self, cell: Mapping[str, str | int | float]) -> bool:
+        """Whether `only` leaves a row with these first columns in; columns that are not known yet do not decide."""
+        wanted = (condition.split("=", 1) for condition in self.only)
+        return all(str(cell[key]) == value for key, value in wanted if key in cell)
+
+    def wants(self, cell: Mapping[str, str | int | float]) -> bool:
+        """Whether to compute this row now: asked once for each, before anything is computed for it."""
+        if self.listing is None:
+            return self.chose(cell)
+        if self.chose(cell):
+            self.listing.append({key: str(value) for key, value in cell.items()})
+        return False
+
+    def wants_any(self, cells: Iterable[Mapping[str, str | int | float]]) -> bool:
+        """The same for rows that are computed together."""
+        return sum(map(self.wants, cells)) > 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,3 +146,17 @@ class Recipe:
     run: Callable[[Settings, Announce], Iterator[Row]]
     figure: Callable[[Sequence[Row]], str] | None = None
     notes: tuple[str, ...] = ()
+    options: tuple[str, ...] = ("sizes", "batches")
+    """The settings out of EFFORT that it reads; any other one is refused."""
+
+    def check(self, settings: Settings) -> None:
+        """Refuse settings that would change nothing."""
+        for name in EFFORT:
+            if getattr(settings, name) and name not in self.options:
+                read = ", ".join(f"--{option}" for option in EFFORT if option in self.options) or "none of these"
+                raise BadInput(
+                    f"expected options that {self.name} reads ({read}), found --{name}, which would change nothing; "
+                    "leave it out."
+                )
+        if settings.listing is not None and "only" not in self.options:
+            raise BadInput(f"expected a recipe that lists its rows first, found {self.name}; run it without --dry-run.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import platform
 import re
@@ -16,6 +17,7 @@ from rich.table import Table
 from torch import Tensor
 
 from fedprism.display.html import png
+from fedprism.errors import BadInput
 from fedprism.experiments import ResultStore
 from fedprism.files import json_text, publishing
 from fedprism.runtime import devices
@@ -29,27 +31,28 @@ STALE = ("table.md", "results.json", "run.json", "figure.svg", "recipe-*.png")
 FINISHED = "finished"
 """The folder of finished cells: a run into the same folder goes on from them. One that is complete has none."""
 
-WHERE = ("data_dir", "device", "finished", "workers")
+WHERE = ("data_dir", "device", "finished", "workers", "listing")
 """Settings that do not decide any number."""
 
 TIMED = ("time factor",)
 """Columns that differ from run to run: they go with the times."""
 
 QUICK_NOTE = (
-    "A quick run: embedded photographs, a small network and short baselines, to see that everything works. The paper's "
-    "numbers are for other data and networks and are left out."
+    "A quick run, to see that everything works: small cases and short baselines. The paper's numbers are for larger "
+    "ones and are left out."
 )
 
 _FORMATS = {
     **dict.fromkeys(("PSNR", "best PSNR", "worst PSNR"), "{:.1f} dB"),
     **dict.fromkeys(("over 25 dB", "over 40 dB", "trials exact", "error of the sum"), "{:.0%}"),
-    **dict.fromkeys(("columns right", "entries right", "certified", "certified wrong"), "{:.1%}"),
+    **dict.fromkeys(("columns right", "entries right", "certified", "certified wrong", "confirmed"), "{:.1%}"),
     **dict.fromkeys(("said", "said wrongly"), "{:.1%}"),
 }
 
 
 def carry_out(recipe: Recipe, settings: Settings, folder: Path, announce: Announce) -> list[Row]:
     """Run the recipe into the folder. What is finished lies there at any time, and says that there is more to come."""
+    recipe.check(settings)
     start, rows = time.perf_counter(), list[Row]()
     settings = replace(settings, finished=folder / FINISHED)
 
@@ -58,11 +61,42 @@ def carry_out(recipe: Recipe, settings: Settings, folder: Path, announce: Announ
         publishing.publish(folder, done, stale=STALE)
 
     for row in recipe.run(settings, announce):
-        rows.append(row)
-        publish(complete=False)
+        if settings.chose(row.cell):
+            rows.append(row)
+            publish(complete=False)
+    if settings.only and not rows:
+        raise BadInput(
+            f"expected --only to name rows of {recipe.name}, found none with {' and '.join(settings.only)}; "
+            "see the rows with --dry-run."
+        )
     publish(complete=True)
     ResultStore(folder / FINISHED).clear()
     return rows
+
+
+def planned(recipe: Recipe, settings: Settings, announce: Announce) -> list[dict[str, str]]:
+    """The rows that a run with these settings would compute; nothing is computed."""
+    settings = replace(settings, listing=[])
+    recipe.check(settings)
+    for _ in recipe.run(settings, announce):
+        pass
+    return settings.listing or []
+
+
+def recorded_time(recipe: Recipe, settings: Settings, folder: Path, rows: int) -> str:
+    """How long so many rows may take, from an earlier run into the folder, in a sentence."""
+    try:
+        earlier = json.loads((folder / "run.json").read_text())
+        per_row, effort = earlier["seconds"] / len(earlier["rows"]), json.loads((folder / "results.json").read_text())
+    except (OSError, ValueError, KeyError, ZeroDivisionError):
+        return f"No time is known: no earlier run of {recipe.name} is in {folder}."
+    same = all(
+        effort["settings"].get(name) == getattr(settings, name) for name in ("quick", "batches", "iterations", "tune")
+    )
+    return (
+        f"About {per_row * rows:,.0f} s, from an earlier run into {folder} that took {per_row:,.1f} s per row"
+        f"{'' if same else ' with other settings'}."
+    )
 
 
 def files(

@@ -20,7 +20,7 @@ from fedprism.experiments.outcome import identity
 from fedprism.runtime.executors import Processes
 from fedprism_papers.shared.base import Announce, Settings
 
-DECISIVE_SETTINGS = ("seed", "quick", "iterations", "batches", "inverted")
+DECISIVE_SETTINGS = ("seed", "quick", "iterations", "batches", "inverted", "encodings", "tune")
 """Settings that a trial's outcome depends on."""
 
 

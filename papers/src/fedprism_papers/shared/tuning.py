@@ -16,7 +16,7 @@ The search is Optuna's TPE (Bergstra et al., NeurIPS 2011) on a logarithmic scal
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
@@ -92,11 +92,13 @@ def search(
     space: Mapping[str, Range],
     *,
     first: Weights | None = None,
+    second: Weights | None = None,
     trials: int = 20,
     seed: int = 0,
 ) -> Tuning:
-    """The values in `space` with the largest judgement; `first` is tried first."""
-    _check(space, first, trials)
+    """The values in `space` with the largest judgement; `first` and then `second` are tried before others."""
+    starts = [dict(start) for start in (first, second) if start is not None]
+    _check(space, starts, trials)
     try:
         import optuna
     except ImportError as error:
@@ -107,8 +109,8 @@ def search(
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # else it prints a line a trial
     try:
         study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed), direction="maximize")
-        if first is not None:
-            study.enqueue_trial(dict(first))
+        for start in starts:
+            study.enqueue_trial(start)
         study.optimize(  # a judgement that is NaN is a trial that failed
             lambda trial: judged({name: trial.suggest_float(name, *ends, log=True) for name, ends in space.items()}),
             n_trials=trials,
@@ -127,7 +129,7 @@ def search(
     return Tuning(values=best.values, score=best.score, trials=tried)
 
 
-def _check(space: Mapping[str, Range], first: Weights | None, trials: int) -> None:
+def _check(space: Mapping[str, Range], starts: Sequence[Weights], trials: int) -> None:
     whole(trials, "trials", MOST_TRIALS)
     if not space:
         raise BadInput("expected at least one range to search, found none; name a weight and where it may lie.")
@@ -137,7 +139,9 @@ def _check(space: Mapping[str, Range], first: Weights | None, trials: int) -> No
                 f"expected a range of {name} with 0 < low < high, found {low:g} to {high:g}; "
                 "it is searched on a logarithmic scale."
             )
-        if first is not None and not low <= first.get(name, math.nan) <= high:
-            raise BadInput(
-                f"expected a first value of {name} from {low:g} to {high:g}, found {first.get(name)}; widen the range."
-            )
+        for start in starts:
+            if not low <= start.get(name, math.nan) <= high:
+                raise BadInput(
+                    f"expected a first value of {name} from {low:g} to {high:g}, found {start.get(name)}; "
+                    "widen the range."
+                )

@@ -37,9 +37,11 @@ HELD_OUT = 5
 CLIENT_IMAGES = 128
 """The most images of 224 x 224 that one client puts through VGG-16 at once: more need more memory than a GPU has."""
 VGG_FILE = "vgg16_features_fp16.safetensors"
+CHANNELS, QUICK_CHANNELS = 512, 32  # behind the last convolution
 QUICK_EPOCHS = 2  # of a quick victim's training
 QUICK_CROPS = 48  # per photograph
 QUICK_HELD_OUT = 16  # crops per photograph that are attacked
+MOST_MEASURED = 200_000  # outputs of a channel that decide its threshold
 QUICK_ACTIVE = 0.15  # part of the outputs that get through the ReLU of a quick victim
 
 
@@ -75,6 +77,10 @@ class Victim:
         more = batch[: size - len(batch)]
         inputs = torch.cat([batch.tensor, more.tensor.flip(3)])
         return fp.Batch(to_inputs(inputs, self.normalization), torch.cat([batch.labels, more.labels]))
+
+    def drawn(self, size: int, rng: torch.Generator) -> Tensor:
+        """Numbers of the images in the batch that `draw` makes of the same size and generator."""
+        return torch.randperm(len(self.images), generator=rng)[:size]
 
     @property
     def dense_layer(self) -> str:
@@ -124,8 +130,8 @@ def _made(maker: Maker) -> Victim:
 
 def fc2_cifar10(settings: Settings) -> Victim:
     """FC-2 trained on CIFAR-10's training images; test images are attacked."""
-    train, test = (fp.data.load("cifar10", split=split, data_dir=settings.data_dir) for split in ("train", "test"))
-    return _trained_fc2(settings, "CIFAR-10", train, test, training.shifted, CIFAR)
+    train, test, normalization = _cifar10(settings)
+    return _trained_fc2(settings, "CIFAR-10", train, test, training.shifted, normalization)
 
 
 def fc2_tiny_imagenet(settings: Settings) -> Victim:
@@ -137,8 +143,8 @@ def fc2_tiny_imagenet(settings: Settings) -> Victim:
 
 def fc2_photos(settings: Settings) -> Victim:
     """The quick stand-in: FC-2 trained for a moment on crops of the embedded photographs."""
-    train, held_out = _held_out(fp.data.load("photos", size=32, crops=QUICK_CROPS), QUICK_HELD_OUT)
-    return _trained_fc2(settings, "photos", train, held_out, training.shifted, IMAGENET, epochs=QUICK_EPOCHS)
+    train, held_out, normalization = _held_out_photos()
+    return _trained_fc2(settings, "photos", train, held_out, training.shifted, normalization, epochs=QUICK_EPOCHS)
 
 
 def vgg16_imagenet(settings: Settings, *, pool: int = 7, frozen: bool = False) -> Victim:
@@ -153,7 +159,7 @@ def vgg16_imagenet(settings: Settings, *, pool: int = 7, frozen: bool = False) -
         convolutions.requires_grad_(False)
     note = (
         f"VGG-16: convolutions trained on ImageNet{', frozen' if frozen else ''}, dense layers fresh (seeded), no "
-        f"dropout, {512 * pool * pool:,} features; {len(images):,} photographs of ImageNet."
+        f"dropout, {CHANNELS * pool * pool:,} features; {len(images):,} photographs of ImageNet."
     )
     return Victim(
         name="ImageNet",
@@ -169,29 +175,69 @@ def vgg16_imagenet(settings: Settings, *, pool: int = 7, frozen: bool = False) -
 def cnn_photos(settings: Settings, *, pool: int = 8, frozen: bool = False) -> Victim:
     """The quick stand-in for VGG-16: two convolutions and two dense layers, untrained, on the embedded photographs."""
     images = fp.data.load("photos", size=32, crops=QUICK_HELD_OUT)
-    with seeded_layers(generator(settings.seed, "network")):
-        convolutions = nn.Sequential(
-            nn.Conv2d(3, 16, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.ReLU()
-        )
-        dense = nn.Sequential(
-            nn.Flatten(), nn.Linear(32 * pool * pool, WIDTH), nn.ReLU(), nn.Linear(WIDTH, images.classes)
-        )
-    _make_sparse(convolutions, to_inputs(_everything(images).tensor, IMAGENET))
+    model = _small_cnn(_everything(images), IMAGENET, settings, pool, WIDTH, QUICK_ACTIVE)
     if frozen:
-        convolutions.requires_grad_(False)
+        model[0].requires_grad_(False)
     note = (
         f"Quick: a small untrained convolutional network{', convolutions frozen,' if frozen else ''} with "
-        f"{32 * pool * pool:,} features, its thresholds set so that {QUICK_ACTIVE:.0%} of the outputs are "
+        f"{QUICK_CHANNELS * pool * pool:,} features, its thresholds set so that {QUICK_ACTIVE:.0%} of the outputs are "
         f"above zero as in VGG-16; {len(images)} crops of the embedded photographs."
     )
     return Victim(
         name="photos",
-        model=nn.Sequential(convolutions, nn.AdaptiveAvgPool2d(pool), dense),
+        model=model,
         images=images,
         normalization=IMAGENET,
         note=note,
         maker=(cnn_photos, settings, (("pool", pool), ("frozen", frozen))),
     )
+
+
+def trained_cnn(settings: Settings, *, width: int, active: float, pool: int) -> Victim:
+    """Two convolutions and two dense layers, all trained; before, thresholds let so many of the features through."""
+    train, attacked, normalization = _held_out_photos() if settings.quick else _cifar10(settings)
+    everything = _everything(train)
+    epochs = QUICK_EPOCHS if settings.quick else training.EPOCHS
+    model = training.train(
+        _small_cnn(everything, normalization, settings, pool, width, active),
+        everything,
+        augment=training.shifted,
+        normalization=normalization,
+        epochs=epochs,
+        seed=settings.seed,
+        device=settings.device,
+    )
+    note = (
+        f"{train.name}: networks of two convolutions and two dense layers, trained for {epochs} epochs on "
+        f"{len(train):,} images; batches are drawn from {len(attacked):,} others."
+    )
+    return Victim(name=train.name, model=model, images=attacked, normalization=normalization, note=note)
+
+
+def _small_cnn(
+    data: fp.Batch, normalization: Normalization, settings: Settings, pool: int, width: int, active: float
+) -> nn.Sequential:
+    """A network of two convolutions, of which so many outputs are above zero on these images, and a dense head."""
+    with seeded_layers(generator(settings.seed, "network")):
+        convolutions = nn.Sequential(
+            *(nn.Conv2d(3, 16, 3, stride=2, padding=1), nn.ReLU()),
+            *(nn.Conv2d(16, QUICK_CHANNELS, 3, stride=2, padding=1), nn.ReLU()),
+        )
+        classes = int(data.labels.max()) + 1
+        dense = nn.Sequential(
+            nn.Flatten(), nn.Linear(QUICK_CHANNELS * pool * pool, width), nn.ReLU(), nn.Linear(width, classes)
+        )
+    _make_sparse(convolutions, to_inputs(data.tensor, normalization), active)
+    return nn.Sequential(convolutions, nn.AdaptiveAvgPool2d(pool), dense)
+
+
+def _cifar10(settings: Settings) -> tuple[fp.data.ImageSet, fp.data.ImageSet, Normalization]:
+    train, test = (fp.data.load("cifar10", split=split, data_dir=settings.data_dir) for split in ("train", "test"))
+    return train, test, CIFAR
+
+
+def _held_out_photos() -> tuple[fp.data.ImageSet, fp.data.ImageSet, Normalization]:
+    return *_held_out(fp.data.load("photos", size=32, crops=QUICK_CROPS), QUICK_HELD_OUT), IMAGENET
 
 
 def _trained_fc2(
@@ -242,15 +288,15 @@ def _held_out(images: fp.data.ImageSet, count: int) -> tuple[fp.data.ImageSet, f
     return part(images, ~last), part(images, last)
 
 
-def _make_sparse(layers: nn.Sequential, inputs: Tensor) -> None:
-    """Scale convolutions and shift their biases in place until few of each channel's outputs pass the ReLU behind."""
+def _make_sparse(layers: nn.Sequential, inputs: Tensor, active: float) -> None:
+    """Scale convolutions and shift their biases in place until so many of each channel's outputs pass the ReLU."""
     shown = inputs
     with torch.no_grad():
         for layer in layers:
             if isinstance(layer, nn.Conv2d) and layer.bias is not None:
                 outputs = layer(shown).transpose(0, 1).flatten(1)
                 scale = outputs.std(1)
-                threshold = torch.quantile(outputs, 1 - QUICK_ACTIVE, dim=1) - layer.bias
+                threshold = torch.quantile(outputs[:, :MOST_MEASURED], 1 - active, dim=1) - layer.bias
                 layer.weight.div_(scale.view(-1, 1, 1, 1))
                 layer.bias.copy_(-threshold / scale)
             shown = layer(shown)
@@ -259,7 +305,7 @@ def _make_sparse(layers: nn.Sequential, inputs: Tensor) -> None:
 def _repooled(model: nn.Module, pool: int, seed: int) -> nn.Module:
     """The same network with its features averaged to pool x pool, and a first dense layer to fit."""
     dense = list(model.get_submodule("classifier").children())
-    first = nn.Linear(512 * pool * pool, 4096)
+    first = nn.Linear(CHANNELS * pool * pool, 4096)
     with torch.no_grad():
         first.weight.normal_(0, 0.01, generator=generator(seed, "pooled layer"))  # as torchvision initialises it
         first.bias.zero_()

@@ -19,15 +19,17 @@ from torch import Tensor
 
 ROUNDED = 4.0
 """Rounding errors of a gradient's entries, in units of its number format's precision: what sums of products leave."""
-DETERMINED = 1 - 1e-4
-"""Part of a patch's variance that is settled if it counts as determined: a hundredth of its spread stays open."""
+DETERMINED = 1 - 1e-5
+"""Part of a patch's variance that is settled if it counts as determined: 60 dB, if pixels are spread evenly."""
+REWEIGHTED = 2
+"""How often rows are weighed again by the noise that they show."""
 LEAST_EXPLAINED = 0.1
 """Smallest part of the weight's gradient, beyond what chance explains, that says the gradients belong together."""
 
 
 class PatchStatus(StrEnum):
     SOLVED = "the patches solve their linear system to rounding error"
-    UNDETERMINED = "the linear system leaves some patches open to more than a hundredth of their spread: guesses"
+    UNDETERMINED = "the linear system leaves some patches open to more than a three-hundredth of their spread: guesses"
     RESIDUAL = "the patches solve their linear system only in part: approximate"
     UNRELATED = "the gradients do not fit together as those of one sample's patches do: nothing is read"
     CROWDED = "the first attention has too few channels for so many patches: nothing is read"
@@ -44,6 +46,8 @@ class InvertedPatches(NamedTuple):
     explained: float
     """Part of the weight's gradient that they explain beyond what any patches would: 1 is all, 0 what chance gives."""
     status: PatchStatus
+    span: Tensor
+    """(dimensions, features): orthonormal; every patch is a combination of them."""
 
 
 class TokensFed(NamedTuple):
@@ -70,7 +74,8 @@ def invert_patches(weight_grad: Tensor, at_patches: Tensor, level: Tensor, sprea
     if not (_usable(weight_grad) and _usable(at_patches)):
         return _nothing(level, 1.0, 0.0, PatchStatus.EMPTY)
     rounding = ROUNDED * torch.finfo(weight_grad.dtype).eps
-    return _answer(_solve(at_patches.T.double(), weight_grad.double(), level, spread, rounding), level)
+    solved = _solve(at_patches.T.double(), weight_grad.double(), level, spread, rounding)
+    return _answer(solved, level, torch.eye(level.shape[1], dtype=torch.float64, device=level.device))
 
 
 def invert_patches_by_attention(
@@ -86,7 +91,7 @@ def invert_patches_by_attention(
         return _nothing(level, 1.0, 0.0, PatchStatus.EMPTY)
     basis = torch.eye(level.shape[1], dtype=torch.float64, device=weight.device)
     if len(level) < level.shape[1]:
-        basis = torch.linalg.svd(weight_grad.double(), full_matrices=False).Vh[: len(level)]
+        basis = _span_and_rest(weight_grad.double(), len(level))[: len(level)]
     outside = _outside(projections_grad.double(), fed)
     matrix = outside @ weight.double() @ basis.T
     if len(matrix) <= matrix.shape[1]:
@@ -94,12 +99,29 @@ def invert_patches_by_attention(
     rounding = ROUNDED * torch.finfo(weight_grad.dtype).eps
     solved = _solve(matrix, -outside @ fed.fixed.double().T, basis @ level.double().T, spread, rounding)
     settled = 1 - ((1 - solved.settled) @ basis.square()).amax().expand(len(level))
-    return _answer(solved._replace(unknowns=(basis.T @ solved.unknowns).T, settled=settled), level)
+    solved = solved._replace(unknowns=(basis.T @ solved.unknowns).T, settled=settled)
+    return _answer(solved, level, basis)
+
+
+def _span_and_rest(gradient: Tensor, rank: int) -> Tensor:
+    """An orthonormal basis of all columns (columns, columns), the first `rank` of which span the rows.
+
+    Rows are weighed by the noise that they show: rounding is relative to a row's size, and a small row tells as much.
+    """
+    size = gradient.norm(dim=1, keepdim=True)
+    gradient, size = gradient[size[:, 0] > 0], size[size[:, 0] > 0]
+    noise = size
+    for _ in range(REWEIGHTED):
+        span = torch.linalg.svd(gradient / noise, full_matrices=False).Vh[:rank]
+        left = (gradient - gradient @ span.T @ span).norm(dim=1, keepdim=True)
+        noise = left.clamp_min(torch.finfo(gradient.dtype).eps * size)
+    basis: Tensor = torch.linalg.svd(gradient / noise, full_matrices=True).Vh
+    return basis
 
 
 def _outside(projections_grad: Tensor, fed: TokensFed) -> Tensor:
     """What is zero for every token (equations, channels): the directions that no row of the gradients has a part in."""
-    outside: Tensor = torch.linalg.svd(projections_grad, full_matrices=True).Vh[fed.tokens :]
+    outside = _span_and_rest(projections_grad, fed.tokens)[fed.tokens :]
     along = None if fed.shift is None else outside @ fed.shift.double()
     if fed.gain is not None:
         outside = outside * fed.gain.double()
@@ -145,13 +167,14 @@ def _solve(matrix: Tensor, right: Tensor, level: Tensor, spread: float, rounding
     return _Solution(level + turn.T @ step, settled, residual, explained, residual <= math.sqrt(rounding / ROUNDED))
 
 
-def _answer(solved: _Solution, level: Tensor) -> InvertedPatches:
+def _answer(solved: _Solution, level: Tensor, span: Tensor) -> InvertedPatches:
     if solved.explained < LEAST_EXPLAINED:
         return _nothing(level, solved.residual, solved.explained, PatchStatus.UNRELATED)
     determined = solved.settled > DETERMINED
     status = PatchStatus.SOLVED if bool(determined.all()) else PatchStatus.UNDETERMINED
     status = status if solved.rounded else PatchStatus.RESIDUAL
-    return InvertedPatches(solved.unknowns.unsqueeze(0), determined, solved.residual, solved.explained, status)
+    patches = solved.unknowns.unsqueeze(0)
+    return InvertedPatches(patches, determined, solved.residual, solved.explained, status, span)
 
 
 def _usable(gradient: Tensor) -> bool:
@@ -160,4 +183,11 @@ def _usable(gradient: Tensor) -> bool:
 
 def _nothing(like: Tensor, residual: float, explained: float, status: PatchStatus) -> InvertedPatches:
     nothing = like.new_zeros(0, *like.shape, dtype=torch.float64)
-    return InvertedPatches(nothing, nothing.new_zeros(len(like)).bool(), residual, explained, status)
+    return InvertedPatches(
+        nothing,
+        nothing.new_zeros(len(like)).bool(),
+        residual,
+        explained,
+        status,
+        span=nothing.new_zeros(0, like.shape[1]),
+    )

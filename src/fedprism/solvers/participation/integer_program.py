@@ -37,7 +37,7 @@ REPEATS = 20
 class ColumnOutcome(StrEnum):
     FOUND = "a column fulfils all equations and sums"
     INFEASIBLE = "no column, or no other one, fulfils all equations and sums"
-    TIME_LIMIT = "the time was up before a column was found or excluded"
+    TIME_LIMIT = "the time limit was reached before a column was found or excluded"
     FAILED = "the solver gave no answer"
 
 

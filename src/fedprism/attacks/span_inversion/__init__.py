@@ -1,0 +1,1 @@
+"""Images out of what the gradients of convolutions and dense layers span."""

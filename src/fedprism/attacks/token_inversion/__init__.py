@@ -1,0 +1,1 @@
+"""Texts out of the gradients of the layers that are fed their tokens."""
