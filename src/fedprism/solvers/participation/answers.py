@@ -34,7 +34,10 @@ class ParticipationStatus(StrEnum):
     )
     PARTIAL_UNNAMED = "some columns were not found; the users of others are not known"
     STOPPED = "stopped before the sums were read: nothing but what was known was used"
-    NO_REDUNDANCY = "no more rounds than users: the sums say nothing about participation; more rounds are needed"
+    NO_REDUNDANCY = (
+        "no more rounds than users, or as many as noise makes it seem: the sums say nothing about participation; more "
+        "rounds are needed, or the number of users"
+    )
     TOO_FEW_PARAMETERS = "fewer parameters than users: the sums cannot tell users apart; longer updates are needed"
 
 

@@ -112,7 +112,9 @@ def recover_participation(
             _search_ranks(best, space_at, expected, listener, seed)
         hopeless = None if bool(best[0].unnamed.any()) else _hopeless(space, expected)
         assumed = users is None and not best[0].space.clear
-        return best[0].answer(hopeless, assumed_rank=assumed, only_found=expected is None)
+        answer = best[0].answer(hopeless, assumed_rank=assumed, only_found=expected is None)
+        # A space that was made wider for noise holds more dimensions than users.
+        return answer if best[0].space.clear else answer._replace(rank=expected or answer.matrix.shape[1])
     hopeless = _hopeless(space, expected)
     if hopeless is None:
         try:
@@ -155,7 +157,9 @@ def _search_ranks(
         same = first.space.clear and rank == first.space.rank
         tried = first if same else Columns(space_at(expected_rank=rank, rank_is_certain=True), analytics)
         try:
-            _search_without_counts(tried, tried.entries[:0], None, progress, seed, patience=SHORT_PATIENCE)
+            _search_without_counts(
+                tried, tried.entries[:0], None, progress, seed, patience=SHORT_PATIENCE, told=expected
+            )
         finally:
             found = int((tried.unnamed & ~tried.doubtful).sum())
             if found > most:
@@ -199,8 +203,12 @@ def _search_without_counts(
     *,
     more: Callable[[], Tensor] | None = None,
     patience: int = PATIENCE,
+    told: int | None = None,
 ) -> None:
-    """Find columns as such, then say whose they are. Of an interrupted search what was found is named all the same."""
+    """Find columns as such, then say whose they are; `told` is how many users there are.
+
+    Of an interrupted search what was found is named all the same.
+    """
     given = columns.entries[columns.given & columns.solved & columns.entries.any(1)]
     found: list[Unnamed] = []
     try:
@@ -209,7 +217,7 @@ def _search_without_counts(
         )
     finally:
         if found:
-            _name(columns, doubted(columns.evidence, found[0], given), given, soft)
+            _name(columns, doubted(columns.evidence, found[0], given, told), given, soft)
 
 
 def _name(columns: Columns, found: Unnamed, given: Tensor, soft: SoftCounts | None) -> None:

@@ -139,7 +139,8 @@ def signal_space(
     live = sums.lengths > 0  # a round of nobody has no noise either, and would spoil its statistics
     space = None if rank_is_certain else _from_sketch(sums, live)
     if space is None or not space.quiet:
-        space = _under_noise(sums, live, RankSought(expected_rank, rank_is_certain), cohort_sizes)
+        expected = space.rank if space is not None and expected_rank is None else expected_rank
+        space = _under_noise(sums, live, RankSought(expected, rank_is_certain), cohort_sizes)
     return space
 
 
@@ -178,7 +179,9 @@ def _from_sketch(sums: Sums, live: Tensor) -> SignalSpace | None:
         return None
     signal = torch.linalg.qr(sketch @ right[:, :rank] / values[:rank])[0]
     left_out = float((sketch - signal @ (signal.T @ sketch)).square().sum())
-    width = min(sketch.shape[1], sums.parameters)
+    rest = energies[rank : len(sketch)]
+    width = _effective_width(float(rest.sum()), float(rest.square().sum()), len(sketch) - rank)
+    width = min(sketch.shape[1], sums.parameters, rank + width)
     return _space(signal, energies[:rank], left_out, width, None, sums, live, clear)
 
 
@@ -245,7 +248,8 @@ def _weighted_rounds(
         if remaining and float(energies[rank:].sum()) > NOTHING_LEFT * float(energies.sum()):
             weights = _noise_weights((rest * (whitened @ rest)).sum(1), rest.square().sum(1), weights)
     left_out = float(energies[rank:].sum())
-    width = min(sums.parameters, rank + _effective_width(energies[rank:].sum(), energies[rank:].square().sum(), rest))
+    square = float(energies[rank:].square().sum())
+    width = min(sums.parameters, rank + _effective_width(left_out, square, rest.shape[1]))
     return _space(basis[:, :rank], energies[:rank], left_out, width, weights, sums, live, clear)
 
 
@@ -278,8 +282,7 @@ def _weighted_long(
     total = float((weights.square() * lengths).sum())
     left_out = max(0.0, total - float(energies[:rank].sum()))
     square = _square_of_rest(sums, parameter_weights, signal, weights, live)
-    rest = signal.new_zeros(0, rounds - rank)
-    width = min(sums.parameters, rank + _effective_width(torch.tensor(left_out), torch.tensor(square), rest))
+    width = min(sums.parameters, rank + _effective_width(left_out, square, rounds - rank))
     return _space(signal, energies[:rank], left_out, width, weights, sums, live, clear)
 
 
@@ -295,17 +298,17 @@ def _square_of_rest(
     return float(image.square().sum()) / PROBES
 
 
-def _effective_width(total: Tensor, square: Tensor, rest: Tensor) -> int:
+def _effective_width(total: float, square: float, equations: int) -> int:
     """How many independent parameters would make noise as uneven as the energies of m equations say it is.
 
-    total and square: sums of the energies and of their squares; rest (any, m).
+    total and square: sums of the energies and of their squares.
 
     Noise of covariance C has E sum(e) = m tr C and E sum(e^2) = m tr(C)^2 + m (m + 1) tr(C^2); the effective width is
     tr(C)^2 / tr(C^2), all parameters for white noise, few where noise is correlated, as that of minibatches is.
     """
-    m = rest.shape[1]
-    trace = float(total) / max(1, m)
-    spare = (float(square) - m * trace**2) / max(1, m * (m + 1))
+    m = equations
+    trace = total / max(1, m)
+    spare = (square - m * trace**2) / max(1, m * (m + 1))
     return max(1, round(trace**2 / spare)) if spare > 0 else 2**53
 
 

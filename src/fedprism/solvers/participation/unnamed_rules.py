@@ -84,11 +84,11 @@ def settled(evidence: Evidence, columns: Tensor, known: Tensor) -> Unnamed:
     return Unnamed(*_likeliest(evidence, columns, known)[:2])
 
 
-def doubted(evidence: Evidence, found: Unnamed, known: Tensor) -> Unnamed:
+def doubted(evidence: Evidence, found: Unnamed, known: Tensor, users: int | None = None) -> Unnamed:
     """The same after a look at what sums and differences of two or three columns would do in the place of one of them.
 
     As long as columns are missing, one of those found may be such a combination itself: how many there are by chance is
-    estimated.
+    estimated. None is missing if there are as many as `users`, or, if these are not told, as the space has dimensions.
     """
     columns = found.columns
     others = _combinations(columns)
@@ -96,7 +96,7 @@ def doubted(evidence: Evidence, found: Unnamed, known: Tensor) -> Unnamed:
         return found._replace(certain=_is_in(columns, known))
     everything = torch.unique(torch.cat([columns, confirmed(evidence, others)]), dim=0)
     columns, certain, _ = _likeliest(evidence, everything, known)
-    if len(columns) < evidence.space.rank and _expected_combinations(evidence, columns) > LEAST_CHANCE:
+    if len(columns) < (users or evidence.space.rank) and _expected_combinations(evidence, columns) > LEAST_CHANCE:
         certain = _is_in(columns, known)
     if not evidence.space.quiet and len(columns):
         misfit = evidence.residual(columns).square() / evidence.variance(columns).clamp(min=1e-300)
