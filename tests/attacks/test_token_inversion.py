@@ -77,10 +77,29 @@ def test_adapters_on_any_projections_give_the_tokens(parts: str) -> None:
     assert (answer.status == TokenStatus.EXACT) == (parts != "q")
 
 
-def test_more_tokens_than_rows_are_found_by_pursuit() -> None:
+def test_several_texts_with_more_tokens_than_rows_come_in_order() -> None:
     answer, scores = attacked(with_lora(decoder(), 4), (5, 6, 7))
-    assert all(share == 1.0 for share in scores.values["tokens"])
+    assert answer.status == TokenStatus.EXACT
+    assert all_in_place(scores)
     assert answer.diagnostics["chosen_one_by_one"] > 0
+
+
+@pytest.mark.parametrize("protocol", [fp.FedAvg(lr=0.1), fp.FedAvg(lr=0.1, epochs=3)], ids=["one step", "three steps"])
+def test_local_steps_of_adapters_give_the_texts(protocol: fp.FedAvg) -> None:
+    answer, scores = attacked(with_lora(decoder(), 16), (6, 4), protocol=protocol)
+    assert answer.status == TokenStatus.EXACT
+    assert all_in_place(scores)
+
+
+def test_several_steps_of_all_parameters_give_the_tokens() -> None:
+    answer, scores = attacked(decoder(), (6, 4), protocol=fp.FedAvg(lr=0.1, epochs=3))
+    assert answer.status.startswith(TokenStatus.SET)
+    assert all(share == 1.0 for share in scores.values["tokens"])
+
+
+def test_steps_of_adam_are_refused() -> None:
+    with pytest.raises(fp.NotApplicable, match="sums of gradients"):
+        attacked(with_lora(decoder(), 16), (6,), protocol=fp.FedAvg(lr=1e-3, optimizer=fp.optimizers.AdamW()))
 
 
 def test_the_first_step_of_adapters_tells_few_tokens_by_their_second_factors() -> None:

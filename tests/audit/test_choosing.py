@@ -49,7 +49,7 @@ def test_with_a_model_and_data_alone_attacks_and_threats_are_chosen() -> None:
     assert {cell.threat.name for cell in cells} >= {"honest_but_curious", "eavesdropper"}
     why = {name: each.why for each in laid.skipped for name in each.what.split(", ")}
     assert "several clients" in why["curious_client"]
-    assert "closed forms" in why["inverting-gradients"]
+    assert "exact attacks" in why["inverting-gradients"]
 
 
 def test_a_convolutional_model_gets_gradient_matching() -> None:
@@ -72,7 +72,7 @@ def test_what_makes_no_sense_is_left_out_with_its_reason() -> None:
     why = {each.what: each.why for each in laid.skipped}
     assert "aggregate of one client" in why["secure_aggregation with one client"]
     assert "no defense to know" in why["honest_but_curious +defense without a defense"]
-    assert "no use of knowing" in why["dense-inversion under honest_but_curious +defense"]
+    assert "does not use knowledge" in why["dense-inversion under honest_but_curious +defense"]
     assert "own update already" in why["disaggregation under eavesdropper"]
     assert "does not change" in why["idlg under malicious_server"]
     assert "needs to know" in why["bn-exact under eavesdropper"]
@@ -113,7 +113,7 @@ def test_batch_norm_is_attacked_by_a_server_that_is_sent_its_statistics(tmp_path
     assert ("bn-infer", "honest_but_curious +batchnorm_running") in combinations(laid)
     assert ("inverting-gradients", "honest_but_curious") in combinations(laid)
     again = reasons(laid)["inverting-gradients under honest_but_curious +batchnorm_running"]
-    assert again == "it makes no use of knowing batchnorm_running"
+    assert again == "it does not use knowledge of batchnorm_running"
     short = 'attacks = [{name = "bn-infer", iterations = 2}]\nbatch_sizes=[2]\nseeds=[0]\n[scores]\nceiling = false\n'
     (tmp_path / "plan.toml").write_text(f"{text}[grid]\n{short}")
     setup = prepare(tmp_path / "plan.toml")

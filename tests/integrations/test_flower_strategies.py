@@ -153,7 +153,7 @@ def test_a_strategy_of_the_users_own_keeps_what_its_class_overrides(tmp_path: Pa
     assert isinstance(strategy, newer.FedAvg)
     assert strategy.started
     assert len(fp.captures.load(tmp_path / "run").rounds) == CLIENTS
-    with pytest.raises(BadInput, match="wrap it once"):
+    with pytest.raises(BadInput, match="Wrap it once"):
         recorded(strategy, tmp_path / "again")
     with pytest.raises(BadInput, match=r"recorder\.round"):
         recorded(object(), tmp_path / "again")

@@ -61,7 +61,7 @@ title = "{title}"
 # Instead: name = "photos" (`fedprism list data`, or the made-up table "patients"), folder = "images" (images, or one
 # folder per class), npz = "samples.npz" (arrays inputs and labels), csv = "table.csv" with label =
 # "column", factory = "pkg.module:function" (your code, which returns inputs and labels of any shape and type).
-# texts = "notes.txt"            # texts, one per line, for a language model; .csv or .jsonl files need column = "note"
+# texts = "notes.txt"            # texts, one per line; of a .csv or .jsonl file, those of column = "note"
 # tokenizer = "tokenizer.json"   # the language model's; places = 32 is where longer texts are cut
 # categorical = ["postcode"]     # columns of a table that are categories though they are numbers
 {bounds}

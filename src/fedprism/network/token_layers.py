@@ -26,8 +26,6 @@ PROBES = 5
 """Texts that are probed: more than one, and no usual length of a text."""
 SHORT = 6
 """Tokens of a probed text, if the model takes texts of any length."""
-MOVED = 0.01
-"""How far trained parameters are moved to see what depends on them."""
 READING = (Kind.DENSE, Kind.ATTENTION)
 AT_ONCE = 4_000_000
 """Numbers of one layer's inputs that are computed at once: 16 megabytes in single precision."""
@@ -173,18 +171,17 @@ class TokenModel:
         """A function of texts (n, t) that says what the readers are fed at the last token."""
         return partial(self.fed, readers)
 
-    def moves(self, reader: Reader, gradient: Update) -> bool:
-        """Whether what a reader is fed depends on parameters that were trained."""
+    def drift(self, reader: Reader, delta: Update) -> float:
+        """How far what a reader is fed of a text moves, relative to its size, when the parameters move by `delta`."""
         text = torch.arange(SHORT if self.takes_shorter else self.places)[None] % self.vocabulary
-        usual = self.fed([reader], text)[0]
-        tensors, self.tensors = self.tensors, dict(self.tensors)
+        before, tensors = self.fed([reader], text)[0], self.tensors
+        moved = {name: tensors[name] + delta[name].to(tensors[name]) for name in delta.keys() & tensors.keys()}
         try:
-            for name in gradient.keys() & tensors.keys():
-                if tensors[name].is_floating_point() and name not in {o.weight for o in reader.operations}:
-                    self.tensors[name] = tensors[name] + tensors[name].abs().mean() + MOVED
-            return not torch.equal(usual, self.fed([reader], text)[0])
+            self.tensors = {**tensors, **moved}
+            after = self.fed([reader], text)[0]
         finally:
             self.tensors = tensors
+        return float((after - before).norm() / before.norm())
 
     def dictionary(self, reader: Reader, tokens: Tensor, place: int = 0) -> Tensor:
         """What a reader of single tokens is fed of each of the tokens at a place: (tokens, width)."""

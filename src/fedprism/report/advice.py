@@ -73,7 +73,7 @@ class Option:
 
     @property
     def most(self) -> float:
-        """The share that any attacker could recover: 1 if no ceiling is known for one of its settings."""
+        """The share of the samples that no bound protects: 1 if no ceiling is known for one of its settings."""
         return max((_unbounded(ceiling_of(members)) for members in situations(self.rows)), default=1.0)
 
     @property
@@ -100,7 +100,6 @@ class Advice:
     reasons: tuple[str, ...] = ()
     price: tuple[str, ...] = ()
     cautions: tuple[str, ...] = ()
-    alternatives: tuple[Option, ...] = ()
 
 
 def closeness(row: Configuration, metric: str) -> float:
@@ -172,7 +171,6 @@ def advise(
         reasons=_reasons(chosen, choices, metric),
         price=_price(chosen, choices, delta),
         cautions=(*_of_weights(weights), *_cautions(chosen, choices)),
-        alternatives=tuple(option for option in choices if option is not chosen and _undominated(option, choices)),
     )
 
 
@@ -227,7 +225,6 @@ def _none_acceptable(choices: Sequence[Option], tolerated: float) -> Advice:
         headline="No defense can be recommended: the utility was not measured." if unmeasured else headline,
         reasons=tuple(f"{o.title}: {_why_not(o, choices, tolerated)}" for o in choices[:MOST_REASONS]),
         cautions=("Test stronger settings, other defenses, larger batches, or sums over more clients.",),
-        alternatives=tuple(option for option in choices if _undominated(option, choices)),
     )
 
 
@@ -241,24 +238,6 @@ def _points_lost(option: Option, choices: Sequence[Option]) -> float | None:
 
 def _learned_nothing(cost: Configuration) -> bool:
     return any(NOTHING_LEARNED in status for status in cost.statuses)
-
-
-def _undominated(option: Option, choices: Sequence[Option]) -> bool:
-    """No other leaks at most as much and costs less, or leaks less at the same cost."""
-    if option.accuracy is None:
-        return False
-
-    def safety(each: Option) -> tuple[int, int]:
-        return list(Verdict).index(each.verdict), list(Leak).index(each.leak)
-
-    return not any(
-        other.accuracy is not None
-        and safety(other) >= safety(option)
-        and other.accuracy >= option.accuracy
-        and (safety(other) > safety(option) or other.accuracy > option.accuracy)
-        for other in choices
-        if other is not option
-    )
 
 
 def _reasons(chosen: Option, choices: Sequence[Option], metric: str) -> tuple[str, ...]:

@@ -84,7 +84,9 @@ class TokenInversion(UpdateAttack):
         }
         if texts is None or not texts.texts or texts.status is not PrefixStatus.GROWN:
             return _set_of(model, found, samples, diagnostics)
-        return _checked(observation, model, texts, diagnostics)
+        answer = _checked(observation, model, texts, diagnostics)
+        lost = not set(found.tokens.tolist()) <= {int(token) for text in texts.texts for token in text}
+        return _set_of(model, found, samples, diagnostics) if lost and answer.status != TokenStatus.EXACT else answer
 
 
 def token_inversion() -> TokenInversion:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +21,8 @@ from fedprism.types import Observation, Update
 
 DIFFERENCE_ROUNDING = 0.3
 """Deviation of a difference of two parameters, in units of the precision of the largest: even over one step."""
+MOST_DRIFT = 0.1
+"""Part by which what a layer is fed may move during several local steps."""
 MOST_LAYERS = 16
 """Layers whose row spaces say together which token comes next, if each of them says little."""
 SURE_LAYERS = 3
@@ -62,11 +65,20 @@ class Found(NamedTuple):
 
 
 def readings(observation: Observation, model: TokenModel, gradient: Update) -> list[Reading]:
-    """All layers that are fed one vector per token; of several local steps, those that were fed the same in each."""
-    readers = model.readers(gradient)
-    if observation.round.kind == "delta" and local_steps(observation.round, observation.knowledge) != 1:
-        readers = [reader for reader in readers if not model.moves(reader, gradient)]
-    return [Reading(reader, tuple(reader.rows(gradient)), _difference_error(observation, reader)) for reader in readers]
+    """All layers that are fed one vector per token; of several local steps, those that were fed nearly the same."""
+    several = observation.round.kind == "delta" and local_steps(observation.round, observation.knowledge) != 1
+    found = []
+    for reader in model.readers(gradient):
+        drift = model.drift(reader, observation.round.update) if several else 0.0
+        if drift < MOST_DRIFT:
+            rows = tuple(reader.rows(gradient))
+            found.append(Reading(reader, rows, max(_difference_error(observation, reader), drift * _size(rows))))
+    return found
+
+
+def _size(rows: tuple[Tensor, ...]) -> float:
+    """The deviation of white noise that is as large in some direction as these gradients are."""
+    return max(float(each.double().norm()) / (math.sqrt(len(each)) + math.sqrt(each.shape[1])) for each in rows)
 
 
 def _difference_error(observation: Observation, reader: Reader) -> float:
@@ -147,8 +159,8 @@ def own_layers(layers: list[Reading]) -> list[Reading]:
     own = [reading for reading in layers if reading.reader.sight is Sight.OWN]
     if not own:
         raise NotApplicable(
-            "token-inversion expects a gradient of a layer that is fed each token by itself, such as the projections "
-            "of the first attention or adapters on them, found none but zeros; if only a head, prefixes or deeper "
-            "layers are trained, the tokens stay hidden from it and labels may still be told."
+            "token-inversion expects an update of a layer that is fed each token by itself, such as the projections of "
+            "the first attention or adapters on them, found none that is not zero and is fed nearly the same in all of "
+            "local training; of heads, prefixes or deeper layers alone, labels may still be told."
         )
     return own

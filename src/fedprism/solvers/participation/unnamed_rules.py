@@ -17,9 +17,7 @@ from torch import Tensor
 from fedprism.solvers.participation.evidence import CLEARLY, Evidence
 
 LEAST_ODDS = math.log(1e6)
-"""Log odds of a column against its sum with another from which on such sums are not looked at."""
-MOST_DOUBT = 1e-4
-"""Odds of all others that would do in a column's place together, up to which it is preferred."""
+"""Log odds at which a column is preferred over another that would do in its place."""
 LEAST_CHANCE = math.log(1e-3)
 """Logarithm of how many columns that are no user's may be expected in the space before none of them is trusted."""
 POWER_ITERATIONS = 60
@@ -236,15 +234,16 @@ def _independent(columns: Tensor, undecided: Tensor) -> Tensor:
 
 
 def _preferred(kept: Tensor, dropped: Tensor) -> Tensor:
-    """(any,): whether a kept column is by far likelier than all dropped ones that would do in its place."""
+    """(any,): whether a kept column is by far likelier than each dropped one that would do in its place."""
+    certain = torch.ones(len(kept), dtype=torch.bool, device=kept.device)
     if not len(dropped):
-        return torch.ones(len(kept), dtype=torch.bool, device=kept.device)
+        return certain
     values = kept.double()
     coefficients = torch.linalg.lstsq(values.T, dropped.double().T).solution.T  # (dropped, kept)
     odds = (dropped.sum(1)[:, None] - kept.sum(1)) * _log_odds(kept)
     exchangeable = coefficients.abs() > LEAST_COEFFICIENT
-    doubt: Tensor = torch.where(exchangeable, (-odds).exp(), 0.0).sum(0)
-    return doubt < MOST_DOUBT
+    certain &= ~(exchangeable & (odds < LEAST_ODDS)).any(0)
+    return certain
 
 
 def _expected_combinations(evidence: Evidence, columns: Tensor) -> float:
