@@ -78,6 +78,16 @@ def test_a_start_without_a_finite_residual_is_returned() -> None:
     assert torch.equal(answer.solution, start)
 
 
+def test_slow_progress_is_stopped_if_that_is_asked_for() -> None:
+    def flat_valley(x: Tensor) -> Tensor:
+        return torch.exp(-x)
+
+    answer = levenberg_marquardt(flat_valley, torch.zeros(1, dtype=torch.float64), slowest=1 - 1e-12)
+    assert answer.status is LeastSquaresStatus.SLOW
+    assert answer.steps == 8
+    assert levenberg_marquardt(flat_valley, torch.zeros(1), steps=20).steps > 8
+
+
 def test_too_few_steps_are_said() -> None:
     answer = levenberg_marquardt(rosenbrock, torch.tensor([-1.2, 1.0]), steps=2)
     assert answer.status is LeastSquaresStatus.STEPS

@@ -21,6 +21,8 @@ SMOOTHING = 0.01
 """Weight of the total variation at the start; it falls to zero."""
 WORTH_REFINING = 0.05
 """Share outside the spans up to which least squares are begun: from further away they end in local minima."""
+SLOWEST = 0.05
+"""Part of the cost that 8 steps of least squares must gain: images that come out exactly gain nearly all of it."""
 MOST_WRITTEN_OUT = 6_000
 """Unknowns up to which the Jacobian is written out: its square then takes 288 MB."""
 ENDS = 10.0
@@ -78,6 +80,7 @@ def search(
         residual,
         images.double(),
         steps=steps,
+        slowest=SLOWEST,
         matrix_free=images.numel() > MOST_WRITTEN_OUT,
         columns=max(1, VALUES_TOGETHER // equations),
         listen=lambda step, _: progress.report(iterations + step, iterations + steps),

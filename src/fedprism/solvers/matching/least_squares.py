@@ -27,6 +27,8 @@ LEAST_DAMPING = 1e-14
 """Below the rounding of a squared column in double precision."""
 NO_GAIN = 1e-6
 """Part of the cost that a step must promise: less is the slow end of a search, or rounding."""
+PATIENCE = 8
+"""Steps, tried ones too, that together must lower the cost by the part that is asked for."""
 LEAST_GAIN = 1e-4
 """Part of the predicted gain that a step must bring to be taken."""
 SAFEST_CUT = 1 / 3
@@ -42,6 +44,7 @@ FORCING = 0.1
 class LeastSquaresStatus(StrEnum):
     CONVERGED = "the cost is below the tolerance"
     STATIONARY = "no small step lowers the cost any more: this is a minimum, to rounding"
+    SLOW = "stopped because many steps lowered the cost by too little; the best point is returned"
     STEPS = "stopped at the step limit; the best point is returned"
     NOT_FINITE = "the residual at the start is not finite; the start is returned"
 
@@ -68,15 +71,16 @@ def levenberg_marquardt(
     bounds: tuple[Tensor | float, Tensor | float] | None = None,
     steps: int = 100,
     tolerance: float = 0.0,
+    slowest: float = 0.0,
     matrix_free: bool = False,
     columns: int = COLUMNS,
     listen: Callable[[int, float], object] | None = None,
 ) -> LeastSquares:
     """Find x, in the shape of `start`, with the least sum of squares of residual(x), a vector.
 
-    `bounds` (low, high): numbers, or tensors that fit x. `tolerance`: a cost to stop at. `matrix_free`: do not write
-    the Jacobian out. `columns`: how many of its columns are computed together. `listen(step, cost)` is told of every
-    step.
+    `bounds` (low, high): numbers, or tensors that fit x. `tolerance`: a cost to stop at. `slowest`: the part of the
+    cost that any 8 steps must gain to go on. `matrix_free`: do not write the Jacobian out. `columns`: how many of its
+    columns are computed together. `listen(step, cost)` is told of every step.
     """
     shape = start.shape
     box = None
@@ -125,6 +129,9 @@ def levenberg_marquardt(
         history.append(cost)
         if damping > MOST_DAMPING or hopeless:
             status = LeastSquaresStatus.STATIONARY
+            break
+        if step >= PATIENCE and cost > (1 - slowest) * history[-1 - PATIENCE]:
+            status = LeastSquaresStatus.SLOW
             break
         if listen is not None:
             listen(step, cost)
