@@ -143,8 +143,8 @@ def answer(line: str) -> list[str]:
 
 
 def without_numbers(page: str) -> str:
-    """Last digits differ between CPUs, and spaces with them."""
-    return re.sub(r"[ \t]+", " ", NUMBER.sub("#", page))
+    """Last digits differ between CPUs, and with them the widths of tables."""
+    return re.sub(r"[ \t─]+", " ", NUMBER.sub("#", page))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -53,18 +54,25 @@ def recovered() -> tuple[dict[str, float], np.ndarray[Any, Any]]:
     return measured, _rows(pairs.truth, pairs.recovered)
 
 
+def exact() -> np.ndarray[Any, Any]:
+    """Originals above the photographs of examples/exact_images.py."""
+    names = runpy.run_path(str(ROOT / "examples" / "exact_images.py"))
+    pairs = fp.match(names["reconstruction"], names["truth"])
+    return _rows(pairs.truth, pairs.recovered, enlarged=3 * ENLARGED)
+
+
 def program() -> str:
     """The Python of README that is run, without what it prints."""
     (text,) = [each.text for each in pages.blocks(README.read_text()) if each.language == "python" and each.runs]
     return re.sub(r"^print.*$", "", text, flags=re.MULTILINE)
 
 
-def _rows(*batches: torch.Tensor) -> np.ndarray[Any, Any]:
+def _rows(*batches: torch.Tensor, enlarged: int = ENLARGED) -> np.ndarray[Any, Any]:
     """One row of photographs per batch."""
     rows = []
     for batch in batches:
         pixels = (batch.clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).numpy()
-        large = pixels.repeat(ENLARGED, 1).repeat(ENLARGED, 2)
+        large = pixels.repeat(enlarged, 1).repeat(enlarged, 2)
         rows.append(
             np.concatenate([np.pad(each, ((0, GAP), (0, GAP), (0, 0)), constant_values=255) for each in large], 1)
         )
@@ -146,6 +154,7 @@ def results() -> str:
 def main() -> None:
     measured, pixels = recovered()
     Image.fromarray(pixels).save(PICTURES / "recovered.png", optimize=True)
+    Image.fromarray(exact()).save(PICTURES / "span-inversion.png", optimize=True)
     with tempfile.TemporaryDirectory() as folder:
         printed = demo(Path(folder))
         shown(Path(folder) / "fedprism-demo" / "report.html", PICTURES / "report.png")

@@ -53,8 +53,8 @@ def trained(model: nn.Module, batch: fp.Batch) -> dict[str, torch.Tensor]:
     return {name: tensor.detach() for name, tensor in model.state_dict().items()}
 
 
-def message_app(mods: Iterable[Any] = (), build: Any = small_model) -> ClientApp:
-    """A client of the message API."""
+def message_app(mods: Iterable[Any] = (), build: Any = small_model, kept: Any = None) -> ClientApp:
+    """A client of the message API; `kept` is one of the mods that is handed what it trains on."""
     app = ClientApp()
 
     @app.train(mods=list(mods))
@@ -62,6 +62,8 @@ def message_app(mods: Iterable[Any] = (), build: Any = small_model) -> ClientApp
         model = build()
         model.load_state_dict(next(iter(message.content.array_records.values())).to_torch_state_dict())
         batch = batch_of(int(context.node_config["partition-id"]))
+        if kept is not None:
+            kept.keep(batch.inputs, batch.labels)
         after = ArrayRecord(trained(model, batch))
         metrics = MetricRecord({"num-examples": len(batch), "train_loss": 0.25})
         return Message(RecordDict({"arrays": after, "metrics": metrics}), reply_to=message)

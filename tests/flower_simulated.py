@@ -17,17 +17,22 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, 
 from flwr.simulation import run_simulation
 
 import fedprism as fp
+from fedprism.integrations import flower
 from flower_runs import RATE, Frozen, fit_app, message_app, run_secure, small_model, start
 
 CLIENTS = 3
 
 
 class AnyClient(ClientApp):
-    """A client of the message API that also answers SecAgg+, whose messages come without a server-round."""
+    """A client of the message API that also answers SecAgg+, and keeps what it trains on otherwise."""
+
+    def __init__(self, kept: flower.TruthMod) -> None:
+        super().__init__()
+        self.kept = kept
 
     def __call__(self, message: Message, context: Context) -> Message:
         secure = "secaggplus_configs" in message.content.config_records
-        return (fit_app() if secure else message_app())(message, context)
+        return (fit_app() if secure else message_app([self.kept], kept=self.kept))(message, context)
 
 
 class Cohorts(Frozen):
@@ -56,7 +61,9 @@ def simulate(folder: Path) -> None:
         run_secure(below, Cohorts(), context, 3, num_shares=1.0, reconstruction_threshold=1.0)
 
     resources = {"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": 1, "include_dashboard": False}}
-    run_simulation(server, AnyClient(), num_supernodes=CLIENTS, backend_config=resources)
+    run_simulation(
+        server, AnyClient(flower.TruthMod(folder / "truth")), num_supernodes=CLIENTS, backend_config=resources
+    )
 
 
 if __name__ == "__main__":

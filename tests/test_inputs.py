@@ -72,5 +72,5 @@ def test_one_tensor_is_told_from_several() -> None:
     assert [is_single(shape_of(inputs)) for inputs in KINDS.values()] == [True, False, False]
     assert [are_floating(types_of(inputs)) for inputs in KINDS.values()] == [True, False, False]
     assert is_single(())
-    with pytest.raises(NotApplicable, match=r"one tensor, found one that is fed .*tokens \(int64\)"):
+    with pytest.raises(NotApplicable, match=r"one input tensor; this one takes .*tokens \(int64\)"):
         single_tensor(KINDS["by name"])

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import fedprism as fp
 from fedprism.attacks.row_space_inversion import RowSpaceStatus
+from patch_models import SmallViT
 
 CLASSES = 5
 
@@ -99,10 +100,19 @@ CASES = {
 }
 
 
+TWO_PICTURES = {
+    "patches": (
+        lambda: SmallViT((1, 4, 8), patch=4, width=16, depth=1, classes=CLASSES),
+        drawn(1, 4, 8),
+        2,
+    )
+}
+
+
 def attacked(
     name: str, seed: int, starts: int = 8, **settings: object
 ) -> tuple[fp.Reconstruction, fp.Truth, float | None]:
-    kind, inputs, samples = CASES[name]
+    kind, inputs, samples = {**CASES, **TWO_PICTURES}[name]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = kind()
@@ -121,6 +131,12 @@ def test_samples_come_out_exactly(name: str, seed: int) -> None:
     assert answer.status == RowSpaceStatus.EXACT
     assert residual is not None
     assert residual < 1e-4
+    assert all(value is not None and value > 60 for value in fp.score(answer, truth, metrics=("psnr",)).values["psnr"])
+
+
+def test_two_pictures_of_few_patches_come_out_exactly() -> None:
+    answer, truth, _ = attacked("patches", 0)
+    assert answer.status == RowSpaceStatus.EXACT
     assert all(value is not None and value > 60 for value in fp.score(answer, truth, metrics=("psnr",)).values["psnr"])
 
 

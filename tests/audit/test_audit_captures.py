@@ -97,6 +97,21 @@ def test_an_update_without_an_answer_is_unexplained() -> None:
     assert (silent_one.samples, silent_one.residual, silent_one.recovered) == (0, 1.0, False)
 
 
+def test_an_update_that_an_attack_does_not_apply_to_leaves_the_others_their_answers() -> None:
+    observation = three_clients()
+    first, *others = observation.rounds
+    without_bias = {name: tensor for name, tensor in first.update.items() if name != "1.bias"}
+    observation = dataclasses.replace(observation, rounds=(dataclasses.replace(first, update=without_bias), *others))
+    found = fp.run(fp.attacks.dense_inversion(), observation)
+    assert "no bias" in found.status
+    refused, read, _ = residuals(observation, found)
+    assert (refused.samples, refused.recovered) == (0, False)
+    assert read.recovered
+    alone = fp.attacks.split_updates(observation)[0]
+    with pytest.raises(fp.NotApplicable):
+        fp.run(fp.attacks.dense_inversion(), alone)
+
+
 def test_a_report_names_the_clients_that_were_recovered(tmp_path: Path) -> None:
     """One of three is hidden by noise: a mean over them would tell nothing."""
     observation = three_clients()
@@ -126,7 +141,7 @@ def test_a_plan_says_what_clients_stepped_with(tmp_path: Path) -> None:
     ):
         setup = prepare(written(tmp_path, text.replace("OPTIMIZER", written_as)))
         assert setup.observation("run").knowledge.local_optimizer == optimizer
-    with pytest.raises(BadPlan, match="several"):
+    with pytest.raises(BadPlan, match="one value"):
         prepare(written(tmp_path, text.replace("OPTIMIZER", '{ name = "adam", beta1 = [0.8, 0.9] }')))
     with pytest.raises(BadPlan, match="no local optimizer is called"):
         prepare(written(tmp_path, text.replace("OPTIMIZER", '"rmsprop"')))
@@ -168,8 +183,8 @@ def test_usual_values_are_tried_for_what_nobody_tells_and_are_named(tmp_path: Pa
     right, wrong = residuals.values()
     assert right is not None
     assert wrong is None or right < wrong / 2  # no labels that it knows explain the wrong loss
-    (told,) = [each for each in lay_out(prepare(plan)).skipped if "does not tell" in each.what]
-    assert told.what == "what capture 1: run does not tell"
+    (told,) = [each for each in lay_out(prepare(plan)).skipped if "lacks" in each.what]
+    assert told.what == "knowledge that capture 1: run lacks"
     assert told.why.startswith("input_shape and loss, which attacks need; bounds, with which they do better")
     assert 'knowledge = { input_shape = [3, 32, 32], loss = "cross_entropy", bounds = [0.0, 1.0] }' in told.why
 
@@ -211,7 +226,7 @@ def test_an_attack_by_hand_says_what_the_capture_lacks(tmp_path: Path, capsys: p
     fp.captures.save(forget(three_clients(), "input_shape"), tmp_path / "run")
     arguments = ["attack", str(tmp_path / "run"), "--attack", "dense-inversion", "-o", str(tmp_path / "out")]
     assert cli.main(arguments) == 2
-    assert "dense-inversion needs to know 'input_shape', which the capture does not tell" in sentence(capsys)
+    assert "dense-inversion needs to know 'input_shape', which the capture does not hold" in sentence(capsys)
     document = json.loads((tmp_path / "run" / "capture.json").read_text())
     document["knowledge"]["input_shape"] = [1, 8, 8]
     (tmp_path / "run" / "capture.json").write_text(json.dumps(document))

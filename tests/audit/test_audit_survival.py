@@ -83,7 +83,7 @@ def test_any_number_of_workers_gives_the_same_results(tmp_path: Path, capsys: py
     assert (tmp_path / "alone" / "results.json").read_bytes() == (tmp_path / "two" / "results.json").read_bytes()
     printed = capsys.readouterr()
     assert "is beyond the limit of 15" in printed.out
-    assert "8 of 8 cells" in printed.err
+    assert "8 of 8 runs" in printed.err
 
 
 @pytest.fixture

@@ -117,10 +117,10 @@ def checked(model: str, data: str, capsys: pytest.CaptureFixture[str]) -> str:
 def test_a_text_model_is_read_by_its_table_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
     out = checked("Text", "sentences", capsys)
     assert "embedding.weight  embedding (40, 8): read by embedding-inversion" in out
-    assert "head.weight  dense (2, 8): read by no closed form" in out
+    assert "head.weight  dense (2, 8): read by no exact attack" in out
     assert "no attack reads: head.weight" in out
     assert "embedding-inversion: about" in out
-    assert "the model is fed several tensors, or whole numbers" in out
+    assert "the model's input is several tensors, or whole numbers" in out
 
 
 def test_a_dense_model_is_read_in_closed_form(capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,7 +136,9 @@ def test_a_frozen_layer_is_not_said_to_be_read(capsys: pytest.CaptureFixture[str
 
 def test_a_misfit_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "checked_code:broken", "--data", "checked_code:rows"]) == 2
-    assert "expected a model that accepts inputs of shape (6,)" in " ".join(capsys.readouterr().err.split())
+    assert "the model does not accept the inputs of client 0, of shape (6,)" in " ".join(
+        capsys.readouterr().err.split()
+    )
 
 
 def test_numbers_beside_categories_are_said_to_be_read(capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,18 +150,18 @@ def test_numbers_beside_categories_are_said_to_be_read(capsys: pytest.CaptureFix
 
 def test_a_model_that_no_attack_fits_is_described_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     out = checked("Two", "two", capsys)
-    assert "fed inputs.0 (float32) and inputs.1 (float32)" in out
+    assert "input inputs.0 (float32) and inputs.1 (float32)" in out
     assert "attacks that fit:" in out
 
 
 def test_what_does_not_fit_is_not_said_to_read_a_layer(capsys: pytest.CaptureFixture[str]) -> None:
     out = checked("cnn", "pictures", capsys)
     assert "row-space-inversion: the input feeds no layer of this model at fewer places" in out
-    assert "0.weight  convolution (2, 1, 3, 3): read by no closed form" in out
+    assert "0.weight  convolution (2, 1, 3, 3): read by no exact attack" in out
 
 
 def test_what_breaks_in_a_short_run_is_not_called_slow(capsys: pytest.CaptureFixture[str]) -> None:
     out = checked("Silent", "rows", capsys)
-    assert "dense-inversion: expected a loss that depends on trained parameters" in out
-    assert "longer than could be waited for" not in out
+    assert "dense-inversion: the loss does not depend on trained parameters" in out
+    assert "too long to measure" not in out
     assert "attacks that fit:\n  none\n" in out

@@ -21,6 +21,14 @@ def network():
     )
 """
 
+WIDE = """
+from torch import nn
+def network():
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 32, 3, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(128, 10)
+    )
+"""
+
 
 def grid(lines: str) -> str:
     return f"{START}[grid]\n{lines}\n"
@@ -41,7 +49,7 @@ def test_with_a_model_and_data_alone_attacks_and_threats_are_chosen() -> None:
     assert {cell.threat.name for cell in cells} >= {"honest_but_curious", "eavesdropper"}
     why = {name: each.why for each in laid.skipped for name in each.what.split(", ")}
     assert "several clients" in why["curious_client"]
-    assert "closed forms" in why["inverting-gradients"]
+    assert "exact attacks" in why["inverting-gradients"]
 
 
 def test_a_convolutional_model_gets_gradient_matching() -> None:
@@ -64,7 +72,7 @@ def test_what_makes_no_sense_is_left_out_with_its_reason() -> None:
     why = {each.what: each.why for each in laid.skipped}
     assert "aggregate of one client" in why["secure_aggregation with one client"]
     assert "no defense to know" in why["honest_but_curious +defense without a defense"]
-    assert "no use of knowing" in why["dense-inversion under honest_but_curious +defense"]
+    assert "does not use knowledge" in why["dense-inversion under honest_but_curious +defense"]
     assert "own update already" in why["disaggregation under eavesdropper"]
     assert "does not change" in why["idlg under malicious_server"]
     assert "needs to know" in why["bn-exact under eavesdropper"]
@@ -105,7 +113,7 @@ def test_batch_norm_is_attacked_by_a_server_that_is_sent_its_statistics(tmp_path
     assert ("bn-infer", "honest_but_curious +batchnorm_running") in combinations(laid)
     assert ("inverting-gradients", "honest_but_curious") in combinations(laid)
     again = reasons(laid)["inverting-gradients under honest_but_curious +batchnorm_running"]
-    assert again == "it makes no use of knowing batchnorm_running"
+    assert again == "it does not use knowledge of batchnorm_running"
     short = 'attacks = [{name = "bn-infer", iterations = 2}]\nbatch_sizes=[2]\nseeds=[0]\n[scores]\nceiling = false\n'
     (tmp_path / "plan.toml").write_text(f"{text}[grid]\n{short}")
     setup = prepare(tmp_path / "plan.toml")
@@ -158,3 +166,19 @@ def test_recorded_sums_are_taken_apart_without_being_asked(tmp_path: Path) -> No
     assert finished.record is not None
     assert "3 of 3 users" in finished.record.status
     assert any("LocalDpMod" in each.why for each in laid.skipped), "what a server cannot see is said"
+
+
+def test_spans_are_tried_where_few_places_tell_an_image(tmp_path: Path) -> None:
+    (tmp_path / "h10_wide.py").write_text(WIDE)
+    (tmp_path / "plan.toml").write_text(
+        START.replace('name = "fc2"\nkwargs = { hidden = 8 }', 'factory = "h10_wide:network"')
+    )
+    chosen = {attack for attack, _ in combinations(lay_out(prepare(tmp_path / "plan.toml")))}
+    assert "span-inversion" in chosen
+    (tmp_path / "h11_narrow.py").write_text(NORMALISED)
+    (tmp_path / "plan.toml").write_text(
+        START.replace('name = "fc2"\nkwargs = { hidden = 8 }', 'factory = "h11_narrow:network"')
+    )
+    left = lay_out(prepare(tmp_path / "plan.toml")).skipped
+    why = {name: each.why for each in left for name in each.what.split(", ")}
+    assert "at fewer places than they have units" in why["span-inversion"]

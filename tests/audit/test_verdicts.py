@@ -51,17 +51,17 @@ def test_one_verdict_for_results_summary_and_page(
     out = tmp_path / "out"
     audit = run_audit(planned(plan), out, executor=Serial(), checks=Checks(gates=gates))
     assert (audit.conclusion["verdict"], audit.conclusion["exit_code"]) == (verdict, code)
-    assert f"**{verdict.upper()} (random weights): " in (out / "summary.md").read_text()
+    assert f"# {verdict.upper()} (random weights): " in (out / "summary.md").read_text()
     page = report.render(audit)
-    assert f'class="card short verdict-card {verdict.replace(" ", "_")}"' in page
-    green = "verdict-card protected" in page
+    assert f'class="card verdict {verdict.replace(" ", "_")}"' in page
+    green = 'class="card verdict protected"' in page
     assert green == (verdict == "protected"), "nothing else may look reassuring"
 
 
 def test_the_command_ends_with_the_verdict_and_its_flags(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["audit", str(written(tmp_path, NOTHING_APPLIES)), "-o", str(tmp_path / "out"), "--device", "cpu"]
     assert cli.main(command) == 2
-    assert "NOT TESTED (random weights): no attack ran to its end." in capsys.readouterr().out
+    assert "NOT TESTED (random weights): no attack ran to completion." in capsys.readouterr().out
     assert cli.main([*command, "--resume", "--allow-untested"]) == 0
 
 

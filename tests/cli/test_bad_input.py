@@ -49,8 +49,11 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         "3 samples are fewer than k = 4",
     ),
     "more mixed than there is to train on": (lambda: trained(some_data(3), MixUp(4)), "3 samples are fewer than k = 4"),
-    "no labels, mixing": (lambda: simulated(some_data(labels=False), MixUp(2)), "labels for client 0.*found None"),
-    "no labels, equal": (lambda: simulated(some_data(labels=False), EqualLabels(1)), "labels for client 0.*found None"),
+    "no labels, mixing": (lambda: simulated(some_data(labels=False), MixUp(2)), "client 0 has no labels, but None"),
+    "no labels, equal": (
+        lambda: simulated(some_data(labels=False), EqualLabels(1)),
+        "client 0 has no labels, but None",
+    ),
     "no labels, training": (lambda: trained(some_data(labels=False), fp.chain()), "train has no labels, but None"),
     "no labels, a batch alone": (
         lambda: MixUp(2).on_batch(some_data(labels=False), Context(), torch.Generator()),

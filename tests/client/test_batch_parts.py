@@ -57,7 +57,7 @@ def test_a_share_is_taken_inside_its_block_alone() -> None:
 
 @pytest.mark.parametrize("part", [0.0, -1.0, 1.5, float("nan")])
 def test_a_share_is_a_share(part: float) -> None:
-    with pytest.raises(ValueError, match="fraction"), memory.limited_to(part):
+    with pytest.raises(ValueError, match="share of memory"), memory.limited_to(part):
         pass
 
 

@@ -208,13 +208,13 @@ def test_defenses_see_all_parameters_and_only_trained_gradients(protocol: FedSGD
 
 
 def test_a_client_that_trains_nothing_is_refused() -> None:
-    with pytest.raises(fp.errors.BadInput, match=r"expected.*found all frozen; unfreeze"):
+    with pytest.raises(fp.errors.BadInput, match=r"all are frozen\. Unfreeze"):
         run_local(small_net(), some_batch(), FedSGD(), trained=())
 
 
 @pytest.mark.parametrize("wrong", [{"lr": 0}, {"epochs": 0}, {"batch_size": 0}, {"momentum": 1.0}])
 def test_bad_protocols_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(fp.errors.BadInput, match="expected"):
+    with pytest.raises(fp.errors.BadInput, match=r"momentum|lr must"):
         FedAvg(**wrong)  # type: ignore[arg-type]
 
 

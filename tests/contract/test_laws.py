@@ -165,9 +165,7 @@ CASES = {
         fp.attacks.dense_inversion, yes_or_no, one_digit_as_yes, "binary_cross_entropy"
     ),
     "cocktail-party": Case(fp.attacks.cocktail_party, fc2, digits(0, 1, 2, 4)),
-    "patch-inversion": Case(
-        lambda: fp.attacks.patch_inversion(most_open=32), lambda: small_vit(0, (1, 16, 16), patch=4), digits(0)
-    ),
+    "patch-inversion": Case(fp.attacks.patch_inversion, lambda: small_vit(0, (1, 16, 16), patch=4), digits(0)),
     "embedding-inversion of bags of words": Case(fp.attacks.embedding_inversion, bag_of_words, texts(3)),
     "embedding-inversion of words in order": Case(fp.attacks.embedding_inversion, lambda: seeded(Words), texts(1)),
     "embedding-inversion of a tied table": Case(

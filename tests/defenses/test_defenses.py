@@ -72,7 +72,7 @@ def test_bad_strengths_are_refused(kind: type[Defense], strength: object) -> Non
 
 
 def test_everything_is_not_to_be_pruned() -> None:
-    with pytest.raises(fp.errors.BadInput, match="from 0 up to, but not including, 1, found"):
+    with pytest.raises(fp.errors.BadInput, match="from 0 up to, but not including, 1, not"):
         Prune(1.0)
 
 

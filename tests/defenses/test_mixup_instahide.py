@@ -267,7 +267,7 @@ def test_bad_strengths_are_refused(kind: type[MixUp], settings: dict[str, float]
 def test_a_bound_that_is_never_met_is_refused_and_so_is_other_public_data() -> None:
     with pytest.raises(fp.errors.BadInput, match="Raise it"):
         MixUp(32, bound=0.032).mixing(40, torch.Generator())
-    with pytest.raises(fp.errors.BadInput, match="cross to be a Batch"):
+    with pytest.raises(fp.errors.BadInput, match="cross must be a Batch"):
         InstaHide(4, cross="inter")  # type: ignore[arg-type]
     data, other = some_data(4), fp.Batch(torch.rand(4, 2, 2), torch.arange(4))
     with pytest.raises(fp.errors.BadInput, match=r"public samples have shape \(2, 2\), the client's"):

@@ -52,7 +52,7 @@ def test_an_outcome_takes_one_line() -> None:
     record = fp.Record(kind="attack", run=dict.fromkeys("abcdefghij", "word " * 20), scores={"values": values})
     outcome = Outcome(
         key="0" * 16,
-        description=record.cell,
+        description=record.run,
         state="done",
         record=record,
         baselines={"blank": values},

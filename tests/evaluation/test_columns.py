@@ -42,9 +42,9 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("age,ill\n1,2,3\n", "2 values in every line of t.csv, line 2 of .* does not have"),
+        ("age,ill\n1,2,3\n", "line 2 of .* does not have 2 values"),
         ("age,sick\n1,2\n", "no column 'ill'"),
-        ("ill\n1\n", "at least two columns"),
+        ("ill\n1\n", "it needs two columns"),
         ("age,age,ill\n1,2,3\n", "different names"),
         ("age,ill\n", "one row"),
         ("name,ill\n" + "".join(f"n{k},1\n" for k in range(MOST_CATEGORIES + 1)), "at most 1000 different words"),
@@ -114,5 +114,5 @@ def test_an_audit_of_a_table_tells_which_columns_leak(tmp_path: Path) -> None:
     assert max(value["columns"] or 0 for value in bare.baselines.values()) < 0.8
     assert "ssim" in bare.record.scores["unavailable"]
     summary = (tmp_path / "out" / "summary.md").read_text()
-    assert "Columns that came back" in summary
+    assert "Columns recovered" in summary
     assert "cholesterol" in summary

@@ -38,14 +38,14 @@ def test_printed_scores_have_units_and_a_direction(truth: fp.Truth) -> None:
     assert lines["psnr"].endswith("(higher is closer)")
     assert "pixels from 0 to 1, lower is closer" in lines["mse"]
     assert "blank image" in lines["avd_floor"]
-    assert repr(scores).startswith("Scores(5 of 5 samples answered; psnr ")
+    assert repr(scores).startswith("Scores(5 of 5 samples returned; psnr ")
     assert len(repr(scores)) < 200
 
 
 def test_scores_in_a_notebook_say_what_the_text_says(truth: fp.Truth) -> None:
     page = fp.score(fp.Reconstruction(inputs=truth.inputs[:3], labels=truth.labels), truth)._repr_html_()
     checked(page)
-    assert "3 of 5 samples answered" in page
+    assert "3 of 5 samples returned" in page
     assert "Labels: all correct." in page
     assert page.count("<th ") == 3 + 5 + 5, "three headings, five samples, five metrics"
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from fedprism.evaluation.severity import Figure, Leak, severity, worst
+from fedprism.evaluation.severity import Figure, Leak, readable, severity, worst
 
 
 def figure(closest: float, null: float | None = None, mean: float | None = None) -> Figure:
@@ -48,3 +48,25 @@ def test_means_count_only_where_every_sample_was_answered() -> None:
 def test_one_bad_leak_outweighs_many_harmless_ones() -> None:
     assert worst([Leak.GONE, Leak.RECOGNISABLE, Leak.TRACES]) is Leak.RECOGNISABLE
     assert worst([]) is Leak.UNTESTED
+
+
+@pytest.mark.parametrize(
+    ("scores", "recovered"),
+    [
+        ({"psnr": 31.0}, True),
+        ({"psnr": 29.0}, False),
+        ({"psnr": 29.0, "ssim": 0.55}, True),
+        ({"ssim": 0.55}, True),
+        ({"ssim": 0.3}, False),
+        ({"avd_floor": 0.0}, False),
+        ({}, False),
+    ],
+)
+def test_one_sample_is_judged_by_its_own_scores(scores: dict[str, float], recovered: bool) -> None:
+    """The closest of all samples does not make the others recovered."""
+    metrics = {"psnr": figure(50.0, null=13.0), "ssim": figure(0.9, null=0.1), "avd_floor": figure(0.2, null=0.3)}
+    assert readable(scores, metrics) is recovered
+
+
+def test_a_sample_that_a_guess_reaches_is_not_recovered() -> None:
+    assert not readable({"psnr": 35.0}, {"psnr": figure(50.0, null=36.0)})

@@ -90,9 +90,9 @@ def test_a_ceiling_that_an_attack_exceeds_is_no_bound() -> None:
 
 def test_the_evidence_is_named() -> None:
     assert "residual of 0.4" in because([Row(residual=0.9), Row()])
-    assert "unknown (no ceiling)" in because([Row()])
+    assert "no ceiling is known" in because([Row()])
     assert "other samples" in because([Row(residual=0.01)])
-    assert "ceiling 28.0 dB (95% confidence)" in because([Row(ceiling=bound(28.0))])
+    assert "the ceiling is 28.0 dB (95% confidence)" in because([Row(ceiling=bound(28.0))])
     assert because([Row(ceiling=bound(12.0))]) == (
         "No attacker gets more than 12.0 dB (95% confidence) on average, assuming known up to noise of 0.1."
     )
@@ -105,8 +105,11 @@ def test_settings_without_evidence_are_counted_once() -> None:
 def test_the_ceiling_of_several_seeds_is_the_highest_and_needs_every_number() -> None:
     one = {"metric": "psnr", "values": [10.0, 12.0], "confidence": 0.95, "prior": "p", "status": "s"}
     assert ceiling_figure([one, {**one, "values": [11.0], "confidence": 0.9}]) == CeilingFigure(
-        metric="psnr", value=12.0, confidence=0.9, prior="p", status="s"
+        metric="psnr", value=12.0, confidence=0.9, prior="p", status="s", unbounded=0.0
     )
+    loose = ceiling_figure([{**one, "values": [12.0, 15.9, 16.0, math.inf]}])
+    assert loose is not None
+    assert loose.unbounded == 0.5, "two of four samples have a bound that is no protection"
     assert ceiling_figure([]) is None
     assert ceiling_figure([one, {**one, "values": [math.nan]}]) is None
     assert ceiling_figure([{**one, "values": []}]) is None

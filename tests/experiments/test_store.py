@@ -44,7 +44,7 @@ def test_changed_values_are_no_outcome(store: ResultStore) -> None:
     path = store.record_path(KEY)
     path.write_text(path.read_text().replace("0.5", "0.9"))
     assert not store.finished(KEY)
-    with pytest.raises(BadInput, match="found a damaged one"):
+    with pytest.raises(BadInput, match="is damaged"):
         store.get(KEY)
 
 

@@ -375,14 +375,17 @@ def test_the_example_app_records_what_its_server_sees(
         getattr(importlib.import_module(place), name)
         for place, _, name in (about["components"][part].partition(":") for part in ("serverapp", "clientapp"))
     )
-    settings = {**about["config"], "captures": str(tmp_path / "captures"), "defended": defended}
+    settings = {**about["config"], "captures": str(tmp_path / "captures"), "defended": defended, "scored": True}
+    monkeypatch.setattr(importlib.import_module("recorded.client").kept, "folder", tmp_path / "truth")
     grid, context = LocalGrid(client, 2), server_context()
     for own in (context, *grid.contexts.values()):
         own.run_config.update(settings)
     server(grid, context)
     (capture,) = (tmp_path / "captures").iterdir()
     assert f"fedprism attack {capture} --attack dense-inversion" in capsys.readouterr().out
-    assert len(fp.captures.load(capture).rounds) == 2 * settings["rounds"]
+    observation = fp.captures.load(capture)
+    assert len(observation.rounds) == 2 * settings["rounds"]
+    assert len(fp.load_truth(tmp_path / "truth" / "run-1", observation).owners) == 4 * settings["rounds"]
     assert ("samples-read-off" in {finding.check for finding in load_findings(capture)}) is not defended
 
 

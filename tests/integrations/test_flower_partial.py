@@ -113,7 +113,7 @@ def test_a_report_of_adapters_says_where_the_frozen_part_is_from(adapted: fp.Rec
     assert "in 2 of 2 rounds 4 parameters of the model were not sent" in finding.sentence
     page = adapted.report(attacks=["cocktail-party"], open_page=False)
     assert "4 parameters of the model were not sent" in page.read_text()
-    with pytest.raises(BadCapture, match="give the model that was trained"):
+    with pytest.raises(BadCapture, match="Give the model that was trained"):
         fp.captures.load(adapted.folder, model=small_model())
 
 

@@ -64,6 +64,15 @@ def test_federated_averaging_is_recorded(captures: Path) -> None:
     assert load_findings(captures / "plain") == ()
 
 
+def test_clients_in_processes_of_their_own_keep_the_truth(captures: Path) -> None:
+    (run,) = (captures / "truth").iterdir()
+    second_round = fp.captures.load(captures / "plain", updates=[3, 4, 5])  # the private run has a first round, too
+    truth = fp.load_truth(run, second_round)
+    expected = torch.cat([batch_of(client).inputs for client in range(3)]).flatten(1)
+    assert len(truth.owners) == len(expected)
+    assert float(torch.cdist(expected, truth.tensor.flatten(1)).min(1).values.max()) == 0.0
+
+
 def test_central_differential_privacy_shows_raw_updates(captures: Path) -> None:
     assert_all_there([vector(seen.update) for seen in fp.captures.load(captures / "private").rounds], 1e-6)
     found = {finding.check: finding for finding in load_findings(captures / "private")}

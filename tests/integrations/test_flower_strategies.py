@@ -153,7 +153,7 @@ def test_a_strategy_of_the_users_own_keeps_what_its_class_overrides(tmp_path: Pa
     assert isinstance(strategy, newer.FedAvg)
     assert strategy.started
     assert len(fp.captures.load(tmp_path / "run").rounds) == CLIENTS
-    with pytest.raises(BadInput, match="wrap it once"):
+    with pytest.raises(BadInput, match="Wrap it once"):
         recorded(strategy, tmp_path / "again")
     with pytest.raises(BadInput, match=r"recorder\.round"):
         recorded(object(), tmp_path / "again")
@@ -390,7 +390,7 @@ def test_averaging_is_not_touched_by_a_recorder_that_fails(
     where = "fedprism.integrations"
     places = [
         (f"{where}.flower.following.carried_by", "what was sent in round 1"),
-        (f"{where}.flower.following.examples_of", "what came back in round 1"),
+        (f"{where}.flower.following.examples_of", "the answers of round 1"),
         (f"{where}.recording.round_of", "round 1"),
         (f"{where}.recording.save_findings", "the findings of round 1"),
         ("fedprism.captures.growing.write_tensors", "round 1"),

@@ -11,7 +11,6 @@ import fedprism as fp
 
 pytest.importorskip("flwr", reason='needs flwr: pip install "fedprism[flower]"')
 
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.client import NumPyClient
 from flwr.client.mod import secaggplus_mod
 from flwr.clientapp import ClientApp
@@ -27,6 +26,7 @@ from flower_runs import (
     averaging,
     batch_of,
     client_number,
+    message_app,
     recorded,
     run_secure,
     server_context,
@@ -41,7 +41,7 @@ KNOWN = fp.Knowledge(input_shape=(1, 8, 8), loss="cross_entropy", local_lr=RATE,
 PLAN = """
 [captures]
 folders = ["run"]
-truths = ["truth"]
+truths = ["truth/run-1"]
 knowledge = { local_optimizer = "sgd", local_batch_size = 2 }
 [grid]
 attacks = [ATTACK]
@@ -49,25 +49,8 @@ seeds = [0]
 """
 
 
-def keeping_app(kept: flower.TruthMod) -> ClientApp:
-    """A client that hands the mod what it trains on."""
-    app = ClientApp()
-
-    @app.train(mods=[kept])
-    def train(message: Message, context: Context) -> Message:
-        model = small_model()
-        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
-        batch = batch_of(int(context.node_config["partition-id"]))
-        kept.keep(batch.inputs, batch.labels)
-        after = ArrayRecord(trained(model, batch))
-        metrics = MetricRecord({"num-examples": len(batch)})
-        return Message(RecordDict({"arrays": after, "metrics": metrics}), reply_to=message)
-
-    return app
-
-
 def keeping_fit_app(kept: flower.TruthMod) -> ClientApp:
-    """The same with fit(), inside secure aggregation."""
+    """Clients with fit() inside secure aggregation that hand the mod what they train on."""
 
     class Client(NumPyClient):
         def __init__(self, client: int) -> None:
@@ -102,9 +85,9 @@ def assert_nothing_of_the_truth_in(capture: Path) -> None:
 def test_an_audit_of_a_recorded_run_is_scored(tmp_path: Path) -> None:
     kept = flower.TruthMod(tmp_path / "truth")
     strategy = recorded(averaging(3), tmp_path / "run", model=small_model(), knowledge=KNOWN)
-    start(strategy, LocalGrid(keeping_app(kept), 3), rounds=2)
+    start(strategy, LocalGrid(message_app([kept], kept=kept), 3), rounds=2)
     observation = fp.captures.load(tmp_path / "run")
-    truth = fp.load_truth(tmp_path / "truth", observation)
+    truth = fp.load_truth(tmp_path / "truth" / "run-1", observation)
     clients = [client_number(seen.participants[0]) for seen in observation.rounds]
     assert torch.equal(truth.inputs, torch.cat([batch_of(client).inputs for client in clients]))
     assert_nothing_of_the_truth_in(tmp_path / "run")
@@ -120,7 +103,7 @@ def test_clients_behind_secure_aggregation_keep_theirs(tmp_path: Path) -> None:
     strategy = Frozen([[0, 1], [1, 2], [0, 2]])
     grid = recorded(LocalGrid(keeping_fit_app(kept), 3), tmp_path / "run", model=small_model(), knowledge=KNOWN)
     run_secure(grid, strategy, server_context(), 3, num_shares=1.0, reconstruction_threshold=1.0)
-    truth = fp.load_truth(tmp_path / "truth", fp.captures.load(tmp_path / "run"))
+    truth = fp.load_truth(tmp_path / "truth" / "run-1", fp.captures.load(tmp_path / "run"))
     assert sorted(map(client_number, truth.owners)) == [0, 1, 1, 2], "each sample once, though it is in two sums"
     assert_nothing_of_the_truth_in(tmp_path / "run")
     attack = '{ name = "disaggregation", then = "dense-inversion" }'
@@ -128,13 +111,14 @@ def test_clients_behind_secure_aggregation_keep_theirs(tmp_path: Path) -> None:
 
 
 def test_a_mod_that_is_not_listed_says_so(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"write @app.train\(mods="):
+    with pytest.raises(BadInput, match=r"Write @app.train\(mods="):
         flower.TruthMod(tmp_path).keep(torch.zeros(1, 2), torch.zeros(1))
 
 
 def test_a_full_disk_does_not_end_the_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "truth").write_text("a file is in the way")
     strategy = recorded(averaging(3), tmp_path / "run", model=small_model(), knowledge=KNOWN)
-    start(strategy, LocalGrid(keeping_app(flower.TruthMod(tmp_path / "truth")), 3))
+    kept = flower.TruthMod(tmp_path / "truth")
+    start(strategy, LocalGrid(message_app([kept], kept=kept), 3))
     assert len(fp.captures.load(tmp_path / "run").rounds) == 3
-    assert "the truth of round 1 is not kept" in caplog.text
+    assert "the ground truth of round 1 is not kept" in caplog.text

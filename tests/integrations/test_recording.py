@@ -114,7 +114,7 @@ def test_updates_that_do_not_fit_the_model_are_refused() -> None:
         ({name: torch.zeros(3)}, "shape"),
         ({name: before[name] * float("inf")}, "infinity"),
         ({name: before[name].to(torch.complex64)}, "real or whole numbers"),
-        ({}, "at least one parameter"),
+        ({}, "any parameter"),
     ]:
         with pytest.raises(BadInput, match=word):
             round_of(Sent.of(before, ()), Answer(("a",), after), index=0)

@@ -245,7 +245,7 @@ def test_layers_are_chosen(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
         assert set(seen.update) == {name for name in names if name.startswith(f"{first}.")}
         assert set(seen.params) == set(names)
     run(fp.record(tmp_path / "none", model=network(), layers=["nothing"]), rounds=1)
-    assert "none that is called nothing" in caplog.text
+    assert "no layer of the update is called nothing" in caplog.text
 
 
 def test_a_size_limit_ends_the_recording_and_not_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -254,7 +254,7 @@ def test_a_size_limit_ends_the_recording_and_not_the_run(tmp_path: Path, caplog:
     run(recorder, rounds=4, clients=1)
     assert [seen.index for seen in fp.captures.load(recorder.folder).rounds] == [1, 2]
     assert recorder.recording.capture.bytes <= 2.5 * one_round
-    assert "choose what is kept with every=, rounds= and layers=" in caplog.text
+    assert "Choose what is kept with every=, rounds= and layers=" in caplog.text
     assert [each.left_out is None for each in read_facts(recorder.folder)] == [True, True, False, False]
 
 

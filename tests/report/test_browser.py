@@ -135,7 +135,7 @@ def test_it_stays_short_on_screens_and_phones(browser: Any, path: Path, large: P
 def test_every_defense_has_a_dot_and_a_label_of_its_own(opened: Opened, browser: Any, large: Path) -> None:
     assert opened.page.locator("svg.wide .dot").count() == 3
     words = opened.page.locator("svg.wide").get_attribute("aria-label")
-    assert "no defense: 100% recovered, at most 100% can be; accuracy 90.0%." in words
+    assert "no defense: 100% recovered, up to 100% not ruled out; accuracy 90.0%." in words
     for width, kind in ((1280, "wide"), (390, "narrow")):
         crowded = Opened(browser, large, viewport={"width": width, "height": 844})
         boxes = crowded.page.eval_on_selector_all(

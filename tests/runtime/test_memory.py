@@ -32,5 +32,5 @@ def test_what_could_be_divided_further_is_noted(asked: tuple[int, ...], divisibl
 
 @pytest.mark.parametrize("fraction", [0.0, -1.0, 1.5])
 def test_other_fractions_are_refused(fraction: float) -> None:
-    with pytest.raises(ValueError, match="a fraction above 0 and at most 1"), memory.limited_to(fraction):
+    with pytest.raises(ValueError, match="must be above 0 and at most 1"), memory.limited_to(fraction):
         pass

@@ -126,7 +126,7 @@ def test_clients_of_tensors_by_name_train_together_as_they_do_alone() -> None:
     [
         ({}, "a tuple or dict"),
         ((torch.rand(2, 3), [1, 2]), "a tuple or dict"),
-        ((torch.rand(2, 3), torch.rand(3, 3)), "as many labels"),
+        ((torch.rand(2, 3), torch.rand(3, 3)), "as many of each"),
         ((torch.rand(2, 3), torch.full((2, 3), torch.inf)), "finite"),
     ],
 )

@@ -202,7 +202,7 @@ def test_what_is_sent_does_not_change_when_other_layers_are_frozen(half_frozen: 
 
 def test_a_model_that_is_frozen_altogether_is_refused(half_frozen: fp.Scenario) -> None:
     half_frozen.model.requires_grad_(False)
-    with pytest.raises(fp.errors.BadInput, match="found all frozen"):
+    with pytest.raises(fp.errors.BadInput, match="all are frozen"):
         fp.simulate(half_frozen, fp.threats.eavesdropper)
 
 
@@ -259,11 +259,11 @@ def test_the_cocktail_party_works_on_such_an_update(half_frozen: fp.Scenario) ->
 @pytest.mark.parametrize(
     ("inputs", "labels", "words"),
     [
-        (torch.rand(2, 1, 16, 16), torch.zeros(3, dtype=torch.long), "as many labels"),
+        (torch.rand(2, 1, 16, 16), torch.zeros(3, dtype=torch.long), "2 inputs and 3 labels"),
         (torch.rand(0, 1, 16, 16), torch.zeros(0, dtype=torch.long), "at least one"),
         (torch.full((1, 1, 16, 16), torch.nan), torch.zeros(1, dtype=torch.long), "finite"),
         (torch.zeros(1, 1, 16, 16, dtype=torch.uint8), torch.zeros(1, dtype=torch.long), "floating-point"),
-        (torch.rand(1, 1, 16, 16), torch.zeros(1), "accepts the model's outputs and labels"),
+        (torch.rand(1, 1, 16, 16), torch.zeros(1), "does not accept the model's outputs and the labels"),
         (torch.rand(1, 1, 16, 16), torch.tensor([10]), "10 classes"),
         (torch.rand(1, 1, 16, 17), torch.tensor([1]), "accept"),
     ],

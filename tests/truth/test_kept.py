@@ -66,19 +66,19 @@ def test_truth_and_captures_keep_apart(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "capture.json").write_text("{}")
     for folder in ("run", "run/truth"):
-        with pytest.raises(BadInput, match="apart from captures"):
+        with pytest.raises(BadInput, match="needs a folder of its own"):
             fp.keep_truth(tmp_path / folder, DIGITS.batch([0]), client="a", round=1)
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["capture.json"]
 
 
 def test_what_does_not_belong_to_the_recording_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="found neither"):
+    with pytest.raises(BadInput, match="no batches that clients kept"):
         fp.load_truth(tmp_path)
     path = fp.keep_truth(tmp_path, DIGITS.batch([0]), client="a", round=1)
     with pytest.raises(BadInput, match=r"load_truth\(folder, observation\)"):
         fp.load_truth(tmp_path)
-    with pytest.raises(BadInput, match="found none; point at the folder that was kept in the same run"):
+    with pytest.raises(BadInput, match="Give the folder of the same run"):
         fp.load_truth(tmp_path, recording((1, {"b": 1}), (2, {"a": 1})))
     save_file({"inputs": torch.rand(1, 2), "labels": torch.zeros(1)}, path)
-    with pytest.raises(BadInput, match="found another file"):
+    with pytest.raises(BadInput, match="does not hold a batch as clients keep it"):
         fp.load_truth(tmp_path, recording((1, {"a": 1})))

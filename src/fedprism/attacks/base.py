@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -105,11 +106,25 @@ class UpdateAttack(Attack):
         if len(observation.rounds) == 1:
             return _answer_to_one(self, observation, rng)
         parts = split_updates(observation)
-        return joined_answers(parts, [_answer_to_one(self, part, rng) for part in parts])
+        return joined_answers(parts, _answers(self, parts, rng))
 
     @abstractmethod
     def attack_update(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
         """The answer for the one update of the observation, `observation.round`; what is known is about it alone."""
+
+
+def _answers(attack: UpdateAttack, parts: Sequence[Observation], rng: torch.Generator) -> list[Reconstruction]:
+    """One per update. An update that the attack does not apply to is left without an answer, unless all of them are."""
+    answers, refusals = list[Reconstruction](), list[NotApplicable]()
+    for part in parts:
+        try:
+            answers.append(_answer_to_one(attack, part, rng))
+        except NotApplicable as refusal:
+            refusals.append(refusal)
+            answers.append(Reconstruction(status=str(refusal).rstrip(".")))
+    if refusals and len(refusals) == len(parts):
+        raise refusals[0]
+    return answers
 
 
 def _answer_to_one(attack: UpdateAttack, observation: Observation, rng: torch.Generator) -> Reconstruction:

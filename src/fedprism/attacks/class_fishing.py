@@ -46,7 +46,10 @@ class FishingStatus(StrEnum):
     SEVERAL = "several samples of the fished class were counted: the gradient below the last layer is their mean"
     ABSENT = "no sample of the fished class was counted: nothing is recovered"
     UNSURE = "several counts of fished samples fit the update, of which the likeliest was taken"
-    OPEN = "the counts of samples are no whole numbers: others than the fished ones may answer, too (raise the bias)"
+    OPEN = "the counts of samples are not whole numbers: samples of other classes may contribute, too "
+
+
+"(raise the bias)"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -81,7 +84,7 @@ class ClassFishing(UpdateAttack):
         return self.matching.uses | FORWARD_USES - {"defense"}
 
     def not_worth(self, circumstances: Circumstances) -> str | None:
-        return "it fishes for one class, which a plan has to name"
+        return "it fishes for one class, which a plan must name"
 
     def tamper(self, model: nn.Module, params: Update, rng: torch.Generator) -> tuple[Update, dict[str, Tensor]]:
         """The parameters with a last layer that lets the fished class alone answer."""

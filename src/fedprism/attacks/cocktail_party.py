@@ -43,7 +43,7 @@ from fedprism.solvers.matching.features import (
 )
 from fedprism.solvers.separation.certificate import Downstream, likely_labels
 from fedprism.solvers.separation.exact_batch import SETTLED, ExactBatch, exact_batch
-from fedprism.solvers.separation.ica import Separator, StudentICA, Unmixing, unmix
+from fedprism.solvers.separation.ica import Separator, StudentICA, Unmixing, WithoutCommon, unmix
 from fedprism.types import Ambiguity, Observation, Reconstruction, Round, Update
 
 RUNNING_STATISTICS = (
@@ -53,6 +53,9 @@ RUNNING_STATISTICS = (
 ONLY_THE_LAYER = (
     "of what the layer was fed: {}; the update recomputed from the inputs behind it is not the observed one"
 )
+MOST_SHARED = 4
+"""Directions, beside the mean, in which features of public data vary most, that separation looks past. With 0, 4 and 16
+of them a batch of 32 was confirmed (512 features, 78 % above zero, 256 units), and without public data none of it."""
 VISIBLE = 0.01
 """Standard deviation of noise, relative to an image's, below which it is left alone."""
 
@@ -90,7 +93,7 @@ class CocktailParty(UpdateAttack):
 
     @property
     def uses(self) -> frozenset[str]:
-        return frozenset({"batch_size", "loss", "bounds", "normalization"}) | FORWARD_USES
+        return frozenset({"batch_size", "loss", "bounds", "normalization", "public_data"}) | FORWARD_USES
 
     def not_worth(self, circumstances: Circumstances) -> str | None:
         return None if circumstances.dense_layer_first else NO_DENSE_LAYER
@@ -181,13 +184,29 @@ class CocktailParty(UpdateAttack):
                 components=components,
                 image_shape=image_shape,
                 box=box,
-                objective=self.objective,
+                objective=objective,
                 rounding=_rounding(round, layer),
                 progress=progress.report,
             )
+            for objective in self._objectives(observation, round, layer, entrance)
             for downstream, sign in readings
         )
         return _counted(_first_settled(batches), components)
+
+    def _objectives(
+        self, observation: Observation, round: Round, layer: Operation, entrance: Entrance | None
+    ) -> Iterator[Separator]:
+        """What separation goes by; features of which most are active have much in common, which public data show."""
+        yield self.objective
+        public = observation.knowledge.public_data
+        if entrance is not None or public is None or not isinstance(public.inputs, Tensor) or len(public.inputs) < 2:
+            return
+        with torch.no_grad():
+            fed = features_before(observation, round, layer)(public.inputs.to(next(iter(round.params.values()))))
+        features = fed.flatten(1).double()
+        mean = features.mean(0, keepdim=True)
+        shared = torch.linalg.svd(features - mean, full_matrices=False).Vh[:MOST_SHARED]
+        yield WithoutCommon(inner=self.objective, common=torch.linalg.qr(torch.cat([mean, shared]).T).Q)
 
     def _invert(
         self, observation: Observation, round: Round, layer: Operation, separation: _Separation, rng: torch.Generator

@@ -40,11 +40,13 @@ SLACK = 0.01
 
 
 class ImprintStatus(StrEnum):
-    EXACT = "as many bins as samples answered, and they give the observed update to rounding error"
-    UNCONFIRMED = "as many bins as samples answered; the rest of the update does not confirm that each holds one sample"
-    SOME = "fewer bins than samples answered: some of them blend the samples that they hold"
-    UNCOUNTED = "the bins that answered; how many samples there are is not known, so that some bins may blend several"
-    EMPTY = "no bin answered with what could be a sample"
+    EXACT = "as many bins as samples hold a gradient, and they give the observed update to rounding error"
+    UNCONFIRMED = (
+        "as many bins as samples hold a gradient; the rest of the update does not confirm that each holds one sample"
+    )
+    SOME = "fewer bins than samples hold a gradient: some of them blend the samples that they hold"
+    UNCOUNTED = "the bins that hold a gradient; the number of samples is not known, so some bins may blend several"
+    EMPTY = "no bin holds what could be a sample"
 
 
 class _Layers(NamedTuple):

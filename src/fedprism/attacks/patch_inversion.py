@@ -57,11 +57,12 @@ HALVED = 0.5
 class PatchInversion(UpdateAttack):
     """Solves the layer that embeds patches for its inputs, by the position parameter's gradient or the attention's.
 
-    What rounding leaves open is looked for in the rest of the update: at most `most_open` numbers, in `steps` steps.
+    What rounding leaves open behind the attention is looked for in the rest of the update: at most `most_open` numbers,
+    in `steps` steps.
     """
 
-    most_open: int = 384
-    steps: int = 25
+    most_open: int = 256
+    steps: int = 60
 
     citation: ClassVar[str] = "Lu et al. 2022 (APRIL, position embeddings of Vision Transformers)"
 
@@ -82,14 +83,15 @@ class PatchInversion(UpdateAttack):
         size = observation.knowledge.batch_size
         if isinstance(size, int) and size > 1:
             raise NotApplicable(
-                f"patch-inversion expects the update of one sample, found one of {size}; use gradient-matching instead."
+                f"patch-inversion expects the update of one sample, found one of {size}; use row-space-inversion for "
+                "few patches, else gradient-matching."
             )
         level, spread = _expected(observation, layer)
         solved = _solved(observation, layer, gradient, layer.fed(level), spread)
         answer = _checked(observation, layer.inputs(solved.patches, level))
-        refined = self._refined(observation, layer, gradient, solved, answer)
+        refined = self._refined(observation, layer, gradient, solved, answer, spread)
         if refined is not None:
-            determined = _determined(layer, solved, refined, spread)
+            determined = _determined(layer, refined, spread)
             solved, answer = solved._replace(determined=determined), refined.answer
         unseen = len(level) - layer.placed.entries.numel()
         inputs = answer.inputs
@@ -106,26 +108,33 @@ class PatchInversion(UpdateAttack):
                 "determined": int(solved.determined.sum()),
                 "patches": len(layer.placed.entries),
                 "layer_residual": solved.residual,
-                "refined_numbers": 0 if refined is None else refined.mixtures * len(solved.span),
+                "refined_numbers": 0 if refined is None else refined.numbers,
                 "residual": answer.residual,
             },
         )
 
     def _refined(
-        self, observation: Observation, layer: PatchLayer, gradient: Update, solved: InvertedPatches, answer: _Answer
+        self,
+        observation: Observation,
+        layer: PatchLayer,
+        gradient: Update,
+        solved: InvertedPatches,
+        answer: _Answer,
+        spread: float,
     ) -> _Refined | None:
         """The samples that explain the whole update better, if the closed form leaves a few numbers open."""
         if answer.labels is None or bool(solved.determined.all()):
             return None
         if answer.residual is None or answer.residual > WORTH_REFINING:
             return None
-        count = min(len(solved.mixtures), self.most_open // max(1, len(solved.span)))
-        in_order = layer.at_patches(gradient) is not None
-        # Through the attention all sums are open together, and patches without places explain the update in any order.
-        if not count or not (in_order or (count == len(solved.mixtures) and _told_apart(layer))):
+        # A position's gradient leaves every sum of patches open a little: refining some of them makes nothing better.
+        if layer.at_patches(gradient) is not None or not _told_apart(layer):
             return None
-        shape = count * len(solved.span), *solved.patches.shape[1:]
-        directions = torch.einsum("mp,sf->mspf", solved.mixtures[:count], solved.span).reshape(shape)
+        patches = solved.patches.shape[1]
+        if patches * len(solved.span) > self.most_open:
+            return None
+        each = spread * torch.eye(patches, dtype=solved.span.dtype, device=solved.span.device)
+        directions = torch.einsum("mp,sf->mspf", each, solved.span).flatten(0, 1)
         nothing = torch.zeros_like(answer.samples[0])
         moved = layer.inputs(directions, nothing) - layer.inputs(torch.zeros_like(directions[:1]), nothing)
         found = refine(observation, answer.samples, moved.unsqueeze(1), answer.labels, self.steps)
@@ -134,7 +143,7 @@ class PatchInversion(UpdateAttack):
             HALVED * answer.residual, rounding_error(direction(observation.round))
         ):
             return None
-        return _Refined(better, found.error, count)
+        return _Refined(better, found.error, len(directions))
 
 
 @preset(PatchInversion)
@@ -157,8 +166,8 @@ class _Refined(NamedTuple):
     answer: _Answer
     error: Tensor
     """(samples, entries)"""
-    mixtures: int
-    """How many sums of patches were refined."""
+    numbers: int
+    """How many were solved for."""
 
 
 def _checked(observation: Observation, samples: Tensor) -> _Answer:
@@ -179,11 +188,10 @@ def _told_apart(layer: PatchLayer) -> bool:
     return len(fixed) < 2 or float(torch.pdist(fixed).min()) > APART * float(fixed.norm(dim=1).max())
 
 
-def _determined(layer: PatchLayer, solved: InvertedPatches, refined: _Refined, spread: float) -> Tensor:
+def _determined(layer: PatchLayer, refined: _Refined, spread: float) -> Tensor:
     """Which patches (patches,) are settled, by what the whole update leaves open of them."""
     entries, slope = layer.placed.entries.to(refined.error.device), layer.placed.slope.to(refined.error)
     variance = (refined.error[0][entries] * slope).square().mean(1)
-    variance = variance + solved.mixtures[refined.mixtures :].square().sum(0)
     return variance < (1 - DETERMINED) * spread**2
 
 

@@ -96,7 +96,7 @@ class PropertyInference(Attack):
         return FORWARD_USES | {"bounds", "normalization", "input_shape"}
 
     def not_worth(self, circumstances: Circumstances) -> str | None:
-        return "it asks for a property, which a plan has to name, and needs data.public"
+        return "it looks for a property, which a plan must name, and needs data.public"
 
     def run(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
         rounds = observation.rounds

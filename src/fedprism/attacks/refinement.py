@@ -29,10 +29,14 @@ FIRST_DAMPING = 1e-3
 """Of the first step, relative to the diagonal."""
 EASED, TIGHTENED = 10.0, 8.0
 """Factors of the damping after a step that explains more, and after one that does not."""
-MOST_DAMPINGS = 8
-"""Dampings that are tried for one step."""
+HOPELESS = 1e6
+"""Damping from which a step moves nothing."""
+KEPT = 0.5
+"""Part of the misfit that a step must gain for the slopes to be used once more."""
 SETTLED = 1e-3
 """Part of the misfit that a step must gain for another one to follow."""
+ROUNDING_ONLY = 4.0
+"""Mean square of what is left, in units of rounding, from which it is nothing else."""
 
 
 class Refined(NamedTuple):
@@ -49,28 +53,28 @@ def refine(observation: Observation, samples: Tensor, directions: Tensor, labels
     Each equation is weighed by what single precision makes of it, so that small rows tell as much as large ones.
     """
     misfit = _Misfit(observation, samples.double(), directions.double().flatten(1), labels)
-    numbers, damping = torch.zeros(len(directions), dtype=torch.float64), FIRST_DAMPING
+    numbers, damping, fresh = torch.zeros(len(directions), dtype=torch.float64), FIRST_DAMPING, True
     left = misfit(numbers)
+    slopes = misfit.slopes(numbers, left)
     for step in range(steps):
         progress.report(step, steps)
-        slopes = misfit.slopes(numbers, left)
         noise = float(left.square().mean())
         matrix, pull = slopes.T @ slopes, slopes.T @ left + noise * numbers
         matrix.diagonal().add_(noise)
+        tried = numbers - torch.linalg.solve(matrix + damping * torch.diag(matrix.diagonal()), pull)
+        after = misfit(tried)
         cost = float(left.square().sum() + noise * numbers.square().sum())
-        for _ in range(MOST_DAMPINGS):
-            damped = matrix + damping * torch.diag(matrix.diagonal())
-            tried = numbers - torch.linalg.solve(damped, pull)
-            after = misfit(tried)
-            gained = cost - float(after.square().sum() + noise * tried.square().sum())
-            damping = damping / EASED if gained > 0 else damping * TIGHTENED
-            if gained > 0:
-                break
+        gained = cost - float(after.square().sum() + noise * tried.square().sum())
+        damping = damping / EASED if gained > 0 else damping * TIGHTENED
+        if gained > 0:
+            numbers, left = tried, after
+        if float(left.square().mean()) < ROUNDING_ONLY or (fresh and 0 < gained < SETTLED * cost) or damping > HOPELESS:
+            break
+        # Slopes cost as much as there are open numbers: they are kept as long as they lead on fast.
+        if gained > KEPT * cost or (fresh and gained <= 0):
+            fresh = fresh and gained <= 0
         else:
-            break
-        numbers, left = tried, after
-        if gained < SETTLED * cost:
-            break
+            slopes, fresh = misfit.slopes(numbers, left), True
     spread = torch.linalg.inv(matrix / noise + torch.eye(len(matrix), dtype=torch.float64))
     error = ((spread @ misfit.directions) * misfit.directions).sum(0).clamp_min(0).sqrt()
     return Refined(misfit.moved(numbers), error.view_as(samples))

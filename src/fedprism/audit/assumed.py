@@ -119,4 +119,4 @@ def told_lacking(observation: Observation, name: str) -> list[Skipped]:
         f"{in_words(names)}; usual values are tried for what is needed. To state the true ones, add "
         f"under [captures]: {line_to_add(names)}"
     )
-    return [Skipped(what=f"the unknown of capture {name}", why=why)]
+    return [Skipped(what=f"knowledge that capture {name} lacks", why=why)]

@@ -45,7 +45,7 @@ def by_defense(rows: Sequence[Summary]) -> list[DefenseLine]:
 
 def table(lines: Sequence[DefenseLine]) -> Table:
     """For the terminal, without the columns that no line fills."""
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=0)
     filled = [place for place in range(len(COLUMNS)) if any(line.cells[place] for line in lines)]
     for place in filled:
         shown.add_column(COLUMNS[place], overflow="fold", no_wrap=place > 0)
@@ -65,7 +65,7 @@ def _line(defense: str, rows: Sequence[Summary]) -> DefenseLine:
         recovered="" if worst is None else _recovered(worst),
         ceiling="" if ceiling is None or not ceiling.known else number(ceiling.metric, ceiling.value),
         accuracy="" if cost is None or cost.accuracy is None else f"{cost.accuracy:.1%}",
-        time_factor="" if cost is None or cost.time_factor is None else f"{cost.time_factor:.2f} x",
+        time_factor="" if cost is None or cost.time_factor is None else f"{cost.time_factor:.2f}x",
         epsilon="" if cost is None or cost.epsilon is None else f"{cost.epsilon:.3g}",
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -155,7 +155,7 @@ def _why_not(probe: Observation, plan: Plan, *, tampering: bool) -> dict[str, st
         looks_up=_holds(lambda probe: coded_pass(probe).lookups, probe),
         patches_first=_holds(_patches_first, probe),
         few_places=_holds(_at_few_places, probe),
-        few_inner_places=_holds(lambda probe: _spans_tell(probe, min(plan.grid.batch_sizes)), probe),
+        few_inner_places=_holds(lambda probe: _spans_tell(probe, _fewest_samples(probe, plan)), probe),
         batchnorm_between=_normalises(probe),
         tampers=tampering,
         mixes=any(entry.name in MIXING for chain in plan.grid.defenses for entry in chain),
@@ -224,7 +224,7 @@ def _spans_tell(probe: Observation, samples: int) -> bool:
         return False
     values, products = math.prod(probe.knowledge.sample_shape), 0
     equations = 0
-    for candidate in network_of(probe).candidates:
+    for candidate in network_of(replace(probe, rounds=probe.rounds[:1])).candidates:
         operation = candidate.operation
         rows, features = operation.rows(probe.rounds[0].params).shape
         products += operation.places * rows * features
@@ -232,6 +232,12 @@ def _spans_tell(probe: Observation, samples: int) -> bool:
             equations += operation.places * (features - samples * operation.places)
     most = MOST_PRODUCTS_GPU if devices.pick().type == "cuda" else MOST_PRODUCTS
     return equations > values and values * products <= most
+
+
+def _fewest_samples(probe: Observation, plan: Plan) -> int:
+    """Behind an update; of a capture that does not tell, one."""
+    sizes = plan.grid.batch_sizes if plan.captures is None else probe.knowledge.batch_size or 1
+    return min(filter(None, sizes), default=1) if isinstance(sizes, tuple) else sizes
 
 
 def _holds(question: Callable[[Observation], object], probe: Observation) -> bool:

@@ -186,7 +186,7 @@ class CountsEntry(Entry):
         from fedprism.defenses import COUNT_RELEASES
 
         if self.combinations > 1:
-            raise BadInput("expected one value for each setting of counts, found several; write one plan for each.")
+            raise BadInput("each setting of counts takes one value. Write one plan for each.")
         kind = row(COUNT_RELEASES, self.name, "release of counts")
         return _called(kind, self.plain, f"the release of counts {self.name}")  # type: ignore[no-any-return]
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from fedprism.attacks import Attack, Then
+from fedprism.audit.chosen_updates import one_by_one
 from fedprism.audit.grid import AttackCell, CaptureCell, Cell, Grid, UtilityCell
 from fedprism.audit.materials import Setup
 from fedprism.audit.trials import RATES, trial_of
@@ -25,6 +26,10 @@ FEW = 2
 """Iterations of the shorter form of an attack."""
 MORE = 22
 """Iterations of the longer form: what it takes longer is what so many more iterations take."""
+MOST = 220
+"""Iterations of a still longer form, where the longer one was over too soon to tell."""
+TELLING = 3.0
+"""Seconds that the longer form must take longer than the shorter one: less is mostly what else the machine does."""
 PATIENCE = 45.0
 """Seconds that a cell's shortened forms may take, the process's start included; more is told as at least that."""
 MOST_WAITED_FOR = 2
@@ -159,6 +164,27 @@ def _seconds(setup: Setup, device: str | None, cell: Cell) -> tuple[float, str]:
 
     What a process does once only is over before they start.
     """
+    if isinstance(cell, CaptureCell):
+        cell, times = _with_one_update(setup, cell)
+        seconds, refused = _seconds_of_one(setup, device, cell)
+        return times * seconds, refused
+    return _seconds_of_one(setup, device, cell)
+
+
+def _with_one_update(setup: Setup, cell: CaptureCell) -> tuple[CaptureCell, int]:
+    """The cell with one of its updates, of middling size, and how many it has. Attacks on sums need all of them."""
+    captures = setup.plan.captures
+    assert captures is not None
+    if not one_by_one(cell.attack.method):
+        return cell, 1
+    observation = setup.observation(captures.folders[cell.number - 1], cell.updates)
+    places = cell.updates if cell.updates is not None else range(len(observation.rounds))
+    attacked = [number for number, seen in enumerate(observation.rounds) if seen.clients > 0]
+    by_size = sorted(attacked, key=lambda number: sum(observation.rounds[number].examples or ()))
+    return dataclasses.replace(cell, updates=(places[by_size[len(by_size) // 2]],)), len(attacked)
+
+
+def _seconds_of_one(setup: Setup, device: str | None, cell: Cell) -> tuple[float, str]:
     if isinstance(cell, UtilityCell):
         wanted = setup.plan.utility
         assert wanted is not None
@@ -173,6 +199,8 @@ def _seconds(setup: Setup, device: str | None, cell: Cell) -> tuple[float, str]:
     if first.state != "done":
         return first.seconds, first.reason
     short, long = (run_trial(_shortened(setup, cell, number), device=device).seconds for number in (few, more))
+    if more == MORE and whole > MOST and long - short < TELLING:
+        more, long = MOST, run_trial(_shortened(setup, cell, MOST), device=device).seconds
     return times * (short + (whole - few) / (more - few) * max(0.0, long - short)), ""
 
 

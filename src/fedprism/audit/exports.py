@@ -89,12 +89,8 @@ def markdown(plan: Plan, rows: Sequence[Summary], skipped: Sequence[Skipped], co
     """For a pull request: the verdict and the checks first, then the numbers, then what was not tested."""
     names = _measured(rows, plan.scores.metrics)
     said, *failures = conclusion.sentences
-    lines = [
-        f"# {_cell(plan.title or 'Privacy audit')}",
-        "",
-        f"**{_cell(said)}** {_cell(system(plan.as_json(), conclusion.weights))}",
-        "",
-    ]
+    about = filter(None, (plan.title, system(plan.as_json(), conclusion.weights)))
+    lines = [f"# {_cell(said)}", "", _cell(" · ".join(about)), ""]
     if conclusion.gates:
         lines += [*_judgements(conclusion.gates), *(f"- {_cell(sentence)}" for sentence in failures)]
         lines += [""] if failures else []

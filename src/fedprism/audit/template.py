@@ -72,6 +72,7 @@ title = "{title}"
 # [captures]
 # folders = ["capture-1", "capture-2"]
 # truths = ["truth-1", "truth-2"]  # ground truth, if it is known: adds scores
+# most_updates = 12              # updates of a capture that are attacked one by one: those that may leak most
 # knowledge = {{ input_shape = [3, 32, 32], loss = "cross_entropy" }}   # what captures do not hold; also batch_size,
 #                                # bounds, normalization, local_lr, local_epochs, local_batch_size, local_momentum,
 #                                # local_optimizer ("sgd", "adam", "adamw", or {{ name = "adamw", weight_decay = 0.1 }})

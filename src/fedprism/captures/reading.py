@@ -350,8 +350,8 @@ def _read_release(entry: DefenseEntry) -> CountRelease:
         return kind(**entry.kwargs)
     except (TypeError, ValueError) as error:
         raise BadCapture(
-            f"expected settings of the release of counts {entry.name}, found {shown(entry.kwargs)}; correct "
-            "knowledge.count_release."
+            f"the release of counts {entry.name} does not take the settings {shown(entry.kwargs)}. "
+            "Correct knowledge.count_release."
         ) from error
 
 

@@ -143,8 +143,8 @@ def _count_entry(release: CountRelease) -> dict[str, Any]:
     name = next((name for name, known in COUNT_RELEASES.items() if known is type(release)), None)
     if name is None:
         raise BadInput(
-            f"expected a release of counts out of {', '.join(COUNT_RELEASES)} to write a capture, found "
-            f"{shown(release)}; withhold it."
+            f"a capture can name only the releases of counts {', '.join(COUNT_RELEASES)}, not "
+            f"{shown(release)}. Withhold it."
         )
     return {"name": name, "kwargs": dataclasses.asdict(release)}
 

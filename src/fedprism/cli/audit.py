@@ -38,7 +38,7 @@ def audit(
         bool, typer.Option("--allow-inconclusive", help="Let checks pass if attacks failed without a low ceiling.")
     ] = False,
     allow_untested: Annotated[
-        bool, typer.Option("--allow-untested", help="Exit with 0 instead of 2 if no attack ran to its end.")
+        bool, typer.Option("--allow-untested", help="Exit with 0 instead of 2 if no attack ran to completion.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs, their time and memory.")] = False,
     data_dir: DataDir = None,

@@ -20,7 +20,7 @@ def reproduce(
     ] = False,
     data_dir: DataDir = None,
     batches: Annotated[
-        int | None, typer.Option(min=1, metavar="K", help="Batches per cell; default: the recipe's own.")
+        int | None, typer.Option(min=1, metavar="K", help="Batches per cell of the table; default: the recipe's own.")
     ] = None,
     sizes: Annotated[
         str | None, typer.Option(metavar="N,N,...", help="Batch sizes; default: the recipe's own.")

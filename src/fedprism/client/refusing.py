@@ -16,12 +16,12 @@ def refusal(model: nn.Module, tensors: Update, batch: Batch, error: ValueError) 
     layer = _last_batchnorm(model, tensors, batch) if "more than 1 value" in str(error) else None
     if layer is not None:
         return (
-            f"expected at least two samples for the batch-norm layer '{layer}', which normalises by the batch in train "
-            f"mode, found a batch of {len(batch)}; raise the batch size, train with training=False, or put GroupNorm "
-            "in its place."
+            f"the batch-norm layer '{layer}' normalises by the batch in train mode and needs at least two "
+            f"samples, not {len(batch)}. Raise the batch size, train with training=False, or use "
+            "GroupNorm instead."
         )
     return (
-        f"expected a batch that the model accepts, found one of {len(batch)} ({first_line(error)}); change the batch, "
+        f"the model does not accept a batch of {len(batch)} ({first_line(error)}). Change the batch, "
         "or train with training=False."
     )
 

@@ -59,20 +59,17 @@ class FedAvg:
     def __post_init__(self) -> None:
         empty = self.epochs < 1 or (self.batch_size is not None and self.batch_size < 1)
         if empty or self.lr <= 0 or not 0 <= self.momentum < 1:
-            raise BadInput(
-                "expected lr > 0, epochs >= 1, batch_size >= 1 and momentum in [0, 1), "
-                f"found {self!r}; change the one that is out of range."
-            )
+            raise BadInput(f"lr must be above 0, epochs and batch_size at least 1, and momentum in [0, 1), not {self}.")
         if not isinstance(self.optimizer, LocalOptimizer):
             raise BadInput(
-                f"expected an optimizer such as fp.optimizers.Adam(), found {shown(self.optimizer)}; give one of "
-                f"{', '.join(OPTIMIZERS)}."
+                f"an optimizer such as fp.optimizers.Adam() is needed, not {shown(self.optimizer)}. Use one "
+                f"of {', '.join(OPTIMIZERS)}."
             )
         nesterov = isinstance(self.optimizer, SGD) and self.optimizer.nesterov
         if nesterov != bool(self.momentum) and (nesterov or not self.optimizer.takes_momentum):
             raise BadInput(
-                f"expected momentum above 0 with Nesterov's SGD and none with Adam, found momentum {self.momentum} "
-                f"with {self.optimizer!r}; change one of them."
+                f"Nesterov's SGD needs momentum above 0, and Adam takes none: momentum is {self.momentum} "
+                f"with {self.optimizer}. Change one of them."
             )
 
     @property
@@ -116,7 +113,7 @@ def local_update(
     frozen = {name: p.detach() for name, p in params.items() if trained is not None and name not in trained}
     start = {name: p.detach().requires_grad_() for name, p in params.items() if name not in frozen}
     if not start:
-        raise BadInput("expected at least one parameter that the client trains, found all frozen; unfreeze a layer.")
+        raise BadInput("the client trains no parameter: all are frozen. Unfreeze a layer.")
     fixed = {**frozen, **buffers}
     here = Context(model=model, params=params, batch=data, client=context.client, round=context.round)
 
@@ -252,8 +249,8 @@ def _gradient(
     value = loss(outputs, batch.labels)
     if not value.requires_grad:
         raise BadInput(
-            "expected a loss that depends on trained parameters, found one without a gradient (all frozen, detached or "
-            "computed under no_grad); correct the model or the loss."
+            "the loss does not depend on trained parameters: they are frozen, detached or computed under "
+            "no_grad. Correct the model or the loss."
         )
     grads = torch.autograd.grad(
         value, list(params.values()), create_graph=create_graph, allow_unused=True, materialize_grads=True

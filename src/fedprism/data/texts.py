@@ -65,7 +65,7 @@ def text_set(name: str, texts: Sequence[str], tokenizer: Tokenizer, *, places: i
     """Texts with at least two tokens, cut after `places` of them; behind a text comes the token `end`."""
     rows = [whole[:places] for text in texts if len(whole := list(tokenizer.encode(text))) > 1]
     if not rows:
-        raise BadInput(f"expected texts of at least two tokens in {name}, found none; check the file and the column.")
+        raise BadInput(f"{name} holds no texts of at least two tokens. Check the file and the column.")
     tokens = torch.full((len(rows), places), end)
     labels = torch.full((len(rows), places), IGNORED_LABEL)
     for number, whole in enumerate(rows):
@@ -103,16 +103,13 @@ def load_tokenizer(path: str | os.PathLike[str]) -> LoadedTokenizer:
     try:
         from tokenizers import Tokenizer as Fast
     except ImportError as error:
-        raise BadInput(
-            "expected the tokenizers library to read texts, found that it is not installed; install it with "
-            "pip install fedprism[text]."
-        ) from error
+        raise BadInput("the tokenizers library is not installed. Run: pip install fedprism[text]") from error
     file = Path(path)
     file = file / "tokenizer.json" if file.is_dir() else file
     try:
         fast = Fast.from_file(str(file))
     except Exception as error:  # the library raises plain Exception
-        raise BadInput(f"expected a tokenizer.json at {shown(str(file))}, found none that can be read.") from error
+        raise BadInput(f"{shown(str(file))} is not a tokenizer.json that can be read.") from error
     ends = [fast.token_to_id(name) for name in END_NAMES]
     return LoadedTokenizer(
         encode=lambda text: list(fast.encode(text, add_special_tokens=False).ids),
@@ -129,17 +126,17 @@ def _written(tokenizer: Tokenizer, token: int) -> str:
 
 def _texts_of(path: Path, column: str | None) -> Iterator[str]:
     if not path.is_file() or path.stat().st_size > MOST_BYTES:
-        raise BadInput(f"expected a file of texts of at most {MOST_BYTES >> 20} MiB, found {shown(str(path))}.")
+        raise BadInput(f"{shown(str(path))} is not a file of texts of at most {MOST_BYTES >> 20} MiB.")
     kind = path.suffix.lower()
     if (column is None) != (kind not in (".csv", ".jsonl")):
-        raise BadInput(f"expected a column for a .csv or .jsonl file and for no other, found {shown(column)}.")
+        raise BadInput(f"a .csv or .jsonl file needs a column and other files take none, not {shown(column)}.")
     with path.open(encoding="utf-8", errors="replace", newline="" if kind == ".csv" else None) as file:
         if column is None:
             yield from file
         elif kind == ".csv":
             table = csv.DictReader(file)
             if column not in (table.fieldnames or ()):
-                raise BadInput(f"expected a column {shown(column)} in {path.name}, found {table.fieldnames}.")
+                raise BadInput(f"{path.name} has no column {shown(column)}, but {table.fieldnames}.")
             yield from (row[column] or "" for row in table)
         else:
             yield from (_entry(line, column, path) for line in file if line.strip())
@@ -149,4 +146,4 @@ def _entry(line: str, column: str, path: Path) -> str:
     try:
         return str(json.loads(line)[column])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise BadInput(f"expected {shown(column)} in every line of {path.name}, found a line without it.") from error
+        raise BadInput(f"a line of {path.name} has no {shown(column)}.") from error

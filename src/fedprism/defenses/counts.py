@@ -150,11 +150,9 @@ COUNT_RELEASES: dict[str, type[CountRelease]] = {
 
 def _check_probability(value: float) -> None:
     if not 0 <= value <= 1:
-        raise BadInput(f"expected a probability from 0 to 1 of a missing count, found {value}; 1 withholds all.")
+        raise BadInput(f"the probability of a missing count must be from 0 to 1, not {value}. 1 withholds all.")
 
 
 def _check_whole(value: int, name: str) -> None:
     if value != int(value) or value < 1:
-        raise BadInput(
-            f"expected {name} as a whole number of at least 1, found {value}; leave it out for exact counts."
-        )
+        raise BadInput(f"{name} must be a whole number of at least 1, not {value}. Leave it out for exact counts.")

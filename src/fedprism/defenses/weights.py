@@ -20,7 +20,7 @@ class RandomWeights(Defense):
     def __post_init__(self) -> None:
         if not 0 < self.spread <= 1:
             raise BadInput(
-                f"expected RandomWeights' spread above 0 and at most 1, found {self.spread}; 0.5 draws from 0.5 to 1.5."
+                f"RandomWeights' spread must be above 0 and at most 1, not {self.spread}. 0.5 draws from 0.5 to 1.5."
             )
 
     def on_update(self, update: Update, context: Context, rng: torch.Generator) -> Update:

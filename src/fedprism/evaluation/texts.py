@@ -88,7 +88,7 @@ def score_texts(
     """
     matched = matched or match(reconstruction, truth)
     if matched.tokens is None:
-        raise BadInput("expected texts as whole numbers, found none; score numbers with fp.score.")
+        raise BadInput("these inputs hold no texts as whole numbers. Score numbers with fp.score.")
     shown = decode or _numbers
     recovered, private = ([_without_padding(row, padding) for row in each] for each in matched.tokens)
     recovered = [row if number is not None else [] for row, number in zip(recovered, matched.rows, strict=True)]

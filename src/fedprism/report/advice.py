@@ -73,7 +73,7 @@ class Option:
 
     @property
     def most(self) -> float:
-        """The share that any attacker could recover: 1 if no ceiling is known for one of its settings."""
+        """The share of the samples that no bound protects: 1 if no ceiling is known for one of its settings."""
         return max((_unbounded(ceiling_of(members)) for members in situations(self.rows)), default=1.0)
 
     @property
@@ -100,7 +100,6 @@ class Advice:
     reasons: tuple[str, ...] = ()
     price: tuple[str, ...] = ()
     cautions: tuple[str, ...] = ()
-    alternatives: tuple[Option, ...] = ()
 
 
 def closeness(row: Configuration, metric: str) -> float:
@@ -158,7 +157,8 @@ def advise(
 ) -> Advice:
     """The defense whose ceiling shows protection and that costs least accuracy, then time.
 
-    A defense that attacks merely failed against is not recommended, nor one that costs more than `tolerated` points.
+    A defense that attacks merely failed against is not recommended, nor one that costs more than `tolerated` points or
+    nobody knows how many.
     `delta` is that at which epsilons are stated; `weights` says where the model's weights come from.
     """
     acceptable = [option for option in choices if _why_not(option, choices, tolerated) is None]
@@ -171,7 +171,6 @@ def advise(
         reasons=_reasons(chosen, choices, metric),
         price=_price(chosen, choices, delta),
         cautions=(*_of_weights(weights), *_cautions(chosen, choices)),
-        alternatives=tuple(option for option in choices if option is not chosen and _undominated(option, choices)),
     )
 
 
@@ -190,10 +189,25 @@ def _why_not(option: Option, choices: Sequence[Option], tolerated: float) -> str
         return f"samples {option.leak}."
     if option.verdict is not Verdict.PROTECTED:
         return because(next(m for m in situations(option.rows) if verdict(m) is not Verdict.PROTECTED))
+    if option.bare:
+        return None
     lost = _points_lost(option, choices)
-    if lost is not None and lost > tolerated:
+    if lost is None:
+        return f"it is protected, but {_why_no_utility(option, choices)}."
+    if lost > tolerated:
         return f"it costs {lost:.1f} points of accuracy, and {tolerated:g} are tolerated."
     return None
+
+
+def _why_no_utility(option: Option, choices: Sequence[Option]) -> str:
+    """Why nobody knows what an option costs in accuracy: a recommendation needs evidence of that, too."""
+    bare = _without(option, choices)
+    if bare is not None and bare.cost is not None and _learned_nothing(bare.cost):
+        return (
+            "its cost is unknown: trained without a defense, the model is not clearly better than always predicting "
+            "the most frequent class. Give [utility] more epochs, or another lr"
+        )
+    return "its cost was not measured: add [utility] to the plan, and a run without a defense"
 
 
 def _none_acceptable(choices: Sequence[Option], tolerated: float) -> Advice:
@@ -201,12 +215,16 @@ def _none_acceptable(choices: Sequence[Option], tolerated: float) -> Advice:
         return Advice(headline="No recommendation: recorded updates do not show what another defense would change.")
     if all(option.verdict is Verdict.NOT_TESTED for option in choices):
         return Advice(headline="No recommendation: no attack ran to completion.")
-    defended = any(not option.bare for option in choices)
+    defended = [option for option in choices if not option.bare]
+    unmeasured = any(
+        option.verdict is Verdict.PROTECTED and not option.failed and _points_lost(option, choices) is None
+        for option in defended
+    )
+    headline = "None of the tested defenses is acceptable." if defended else "No defense was tested."
     return Advice(
-        headline="None of the tested defenses is acceptable." if defended else "No defense was tested.",
+        headline="No defense can be recommended: the utility was not measured." if unmeasured else headline,
         reasons=tuple(f"{o.title}: {_why_not(o, choices, tolerated)}" for o in choices[:MOST_REASONS]),
         cautions=("Test stronger settings, other defenses, larger batches, or sums over more clients.",),
-        alternatives=tuple(option for option in choices if _undominated(option, choices)),
     )
 
 
@@ -220,24 +238,6 @@ def _points_lost(option: Option, choices: Sequence[Option]) -> float | None:
 
 def _learned_nothing(cost: Configuration) -> bool:
     return any(NOTHING_LEARNED in status for status in cost.statuses)
-
-
-def _undominated(option: Option, choices: Sequence[Option]) -> bool:
-    """No other leaks at most as much and costs less, or leaks less at the same cost."""
-    if option.accuracy is None:
-        return False
-
-    def safety(each: Option) -> tuple[int, int]:
-        return list(Verdict).index(each.verdict), list(Leak).index(each.leak)
-
-    return not any(
-        other.accuracy is not None
-        and safety(other) >= safety(option)
-        and other.accuracy >= option.accuracy
-        and (safety(other) > safety(option) or other.accuracy > option.accuracy)
-        for other in choices
-        if other is not option
-    )
 
 
 def _reasons(chosen: Option, choices: Sequence[Option], metric: str) -> tuple[str, ...]:
@@ -285,12 +285,6 @@ def _of_weights(weights: str) -> tuple[str, ...]:
 
 def _cautions(chosen: Option, choices: Sequence[Option]) -> tuple[str, ...]:
     sentences = []
-    bare = _without(chosen, choices) or chosen
-    if bare.cost is not None and _learned_nothing(bare.cost):
-        sentences.append(
-            "Trained without a defense, the model is no better than always predicting the most frequent class, so "
-            "accuracies do not show the cost. Give [utility] more epochs, or another lr."
-        )
     if chosen.labels_leaked:
         sentences.append("Labels still leak under it.")
     if not chosen.known:

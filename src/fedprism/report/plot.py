@@ -128,7 +128,7 @@ def _shortened(title: str, letters: int) -> str:
 def _words(option: Option) -> str:
     accuracy = "accuracy not measured" if option.accuracy is None else f"accuracy {option.accuracy:.1%}"
     most = max(option.most, option.floor or 0.0)
-    return f"{option.title}: {option.floor:.0%} recovered, at most {most:.0%} can be; {accuracy}"
+    return f"{option.title}: {option.floor:.0%} recovered, up to {most:.0%} not ruled out; {accuracy}"
 
 
 def _ticks(low: float, high: float) -> list[float]:

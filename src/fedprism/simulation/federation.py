@@ -52,15 +52,14 @@ def simulate(
     """
     if server is not None and not threat.tampers:
         raise BadInput(
-            f"expected a threat model that tampers when a server method is given, found {threat.name}; "
-            "use threats.malicious_server."
+            f"a server method needs a threat model that tampers, not {threat.name}. Use threats.malicious_server."
         )
     if scenario.defense.sums_only:
         threat = replace(threat, sees="aggregate")
     view = View(scenario, threat, participation(scenario, seed))
     # A participant is the first client, and does not attack itself.
     if threat.participates and not bool(view.participation[:, 1:].any()):
-        raise BadInput(f"expected a second client for {threat.name} to attack, found one client; add clients.")
+        raise BadInput(f"{threat.name} needs a second client to attack. Add clients.")
     model = _untrained(scenario)
     params: Update = detached(dict(model.named_parameters()))
     trapdoor = None

@@ -100,8 +100,8 @@ def check_mixes_once(defense: Defense) -> None:
     if len(mixing) > 1 or changing[0] is not mixing[0] or public:
         problem = "public samples in the mixtures" if public else f"{len(changing)} defenses that change batches"
         raise BadInput(
-            "expected one MixUp or InstaHide of a client's own samples, before all else that changes batches, to grant "
-            f"what was mixed, found {problem}; change the defense, or do not grant it."
+            "to grant the mixing, a client needs one MixUp or InstaHide of its own samples, before all "
+            f"else that changes batches; there is {problem}. Change the defense, or do not grant it."
         )
 
 

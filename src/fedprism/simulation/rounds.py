@@ -51,8 +51,7 @@ def participation(scenario: Scenario, seed: int) -> Tensor:
         chosen[empty] = _someone(int(empty.sum()), size[1], given, rng)
     if not bool(chosen.any()):
         raise BadInput(
-            f"expected someone to take part in one of {size[0]} rounds, found nobody with participation {given}; "
-            "raise it, or take another seed."
+            f"nobody takes part in {size[0]} rounds with participation {given}. Raise it, or take another seed."
         )
     return chosen
 

@@ -67,8 +67,8 @@ class Scenario(ShortRepr):
     def __post_init__(self) -> None:
         if not self.clients or self.rounds < 1:
             raise BadInput(
-                f"expected at least one client and one round, found {len(self.clients)} clients and "
-                f"{self.rounds} rounds; give Scenario(clients=[Batch(inputs, labels)])."
+                f"a scenario needs at least one client and one round, not {len(self.clients)} clients and "
+                f"{self.rounds} rounds. Give Scenario(clients=[Batch(inputs, labels)])."
             )
         for number, data in enumerate(self.clients):
             _check_batch(data, number)
@@ -80,8 +80,7 @@ class Scenario(ShortRepr):
             check_number(self.drift, "drift", "100 makes updates half new after 100 rounds")
         if not isinstance(self.counts, CountRelease):
             raise BadInput(
-                f"expected a way to release counts, found {shown(self.counts)}; give one such as "
-                "fp.defenses.LaplaceCounts(1.0)."
+                f"counts must be released in a way such as fp.defenses.LaplaceCounts(1.0), not {shown(self.counts)}."
             )
         if isinstance(self.participation, Tensor):
             _check_participation(self.participation, self.rounds, len(self.clients), self.aggregation)
@@ -105,15 +104,14 @@ def check_fits(model: nn.Module, data: Batch, number: int, loss: str | LossFn = 
         bytes_given = any(tensor.dtype == torch.uint8 for tensor in tensors_of(few.inputs))
         remedy = "give floating-point numbers, pixels in [0, 1]" if bytes_given else "change the model or the data"
         raise BadInput(
-            f"expected a model that accepts inputs of shape {shape_of(few.inputs)} and type {types_of(few.inputs)}, "
-            f"as client {number} holds, found that it does not ({told(error)}); {remedy}."
+            f"the model does not accept the inputs of client {number}, of shape {shape_of(few.inputs)} "
+            f"and type {types_of(few.inputs)} ({told(error)}). Hint: {remedy}."
         ) from error
     finally:
         model.train(training)
     if any(tensor._version for tensor in tensors_of(few.inputs)):
         raise BadInput(
-            "expected a model that leaves its inputs as they are, found that it changes them in place; use operations "
-            "without inplace there, or a copy of the inputs."
+            "the model changes its inputs in place. Use operations without inplace there, or a copy of the inputs."
         )
     function = losses.resolve(loss)
     if function in losses.OF_CLASSES:
@@ -132,18 +130,16 @@ def _check_loss(loss: LossFn, outputs: Any, labels: Tensor, number: int) -> None
         if out_of_memory(error):
             raise
         raise BadInput(
-            f"expected a loss that accepts the model's outputs and labels of shape {tuple(labels.shape)} and type "
-            f"{labels.dtype}, as client {number} holds, found that it does not ({told(error)}); change "
-            "the loss or the labels."
+            f"the loss does not accept the model's outputs and the labels of client {number}, of shape "
+            f"{tuple(labels.shape)} and type {labels.dtype} ({told(error)}). Change the loss or the "
+            "labels."
         ) from error
     if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
-        raise BadInput(
-            f"expected a loss that returns one number, found {shown(value)}; return the mean over the batch."
-        )
+        raise BadInput(f"the loss must return one number, not {shown(value)}. Return the mean over the batch.")
     if not bool(torch.isfinite(value)):
         raise BadInput(
-            f"expected a finite loss on the samples of client {number}, found {float(value)}; correct the model's "
-            "weights, the loss or the data."
+            f"the loss on the samples of client {number} is {float(value)}. Correct the model's weights, "
+            "the loss or the data."
         )
 
 
@@ -161,8 +157,7 @@ def unchanged_settings() -> Iterator[None]:
     changed = [name for name, value in before.items() if after[name] != value]
     if changed:
         raise BadInput(
-            f"expected a model and a loss that leave torch's settings as they are, found that they change the "
-            f"{' and the '.join(changed)}; leave that out of them."
+            f"the model and the loss change torch's settings: {' and the '.join(changed)}. Remove that from them."
         )
 
 
@@ -170,7 +165,7 @@ def _settings() -> dict[str, Any]:
     return {
         "default dtype": torch.get_default_dtype(),
         "number of threads": torch.get_num_threads(),
-        "recording of gradients": torch.is_grad_enabled(),
+        "gradient mode": torch.is_grad_enabled(),
     }
 
 
@@ -187,8 +182,8 @@ def _check_classes(outputs: Tensor, labels: Tensor, number: int) -> None:
         lowest, width = (int(counted.min()), int(counted.max()) + 1) if len(counted) else (0, 1)
     if width > classes or lowest < 0:
         raise BadInput(
-            f"expected labels of client {number} within the model's {classes} classes, found labels up to "
-            f"{width - 1} and outputs of shape {tuple(outputs.shape)}; change the model or the labels."
+            f"labels of client {number} go up to {width - 1}, but the model has {classes} classes "
+            f"(outputs of shape {tuple(outputs.shape)}). Change the model or the labels."
         )
 
 
@@ -196,21 +191,18 @@ def _check_batch(data: Batch, number: int) -> None:
     labels = data.labels
     if not isinstance(labels, Tensor):
         raise BadInput(
-            f"expected labels for client {number}, which training and some defenses need, found {shown(labels)}; "
-            "give Batch(inputs, labels)."
+            f"client {number} has no labels, but {shown(labels)}; training and some defenses need them. "
+            "Give Batch(inputs, labels)."
         )
     tensors = _tensors(data, number)
     sizes = {len(tensor) for tensor in tensors}
     if sizes != {len(labels)} or len(labels) == 0:
         raise BadInput(
-            f"expected as many labels as inputs and at least one of each for client {number}, "
-            f"found {' and '.join(map(str, sorted(sizes)))} inputs and {len(labels)} labels; check the client's batch."
+            f"client {number} has {' and '.join(map(str, sorted(sizes)))} inputs and {len(labels)} "
+            "labels; it needs as many of each, and at least one. Check the client's batch."
         )
     if not all(bool(torch.isfinite(tensor).all()) for tensor in (*tensors, labels)):
-        raise BadInput(
-            f"expected finite inputs and labels for client {number}, found values that are not finite; remove NaN and "
-            "infinity."
-        )
+        raise BadInput(f"client {number} has inputs or labels that are not finite. Remove NaN and infinity.")
 
 
 def _tensors(data: Batch, number: int) -> tuple[Tensor, ...]:
@@ -222,8 +214,8 @@ def _tensors(data: Batch, number: int) -> tuple[Tensor, ...]:
     for tensor in each or [None]:
         if not isinstance(tensor, Tensor) or tensor.dim() == 0 or tensor.is_complex():
             raise BadInput(
-                f"expected inputs of client {number} as a tensor (batch, ...), or a tuple or dict of such tensors, "
-                f"found {shown(tensor)}; convert them with torch.as_tensor."
+                f"inputs of client {number} must be a tensor (batch, ...), or a tuple or dict of such "
+                f"tensors, not {shown(tensor)}. Convert them with torch.as_tensor."
             )
     return tuple(tensor for tensor in each if isinstance(tensor, Tensor))
 
@@ -232,24 +224,22 @@ def _check_part(value: object, name: str) -> None:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not (number and 0 < value <= 1):  # type: ignore[operator]
         raise BadInput(
-            f"expected {name} to be a number above 0 and at most 1, found {shown(value)}; "
-            "give one, or leave it out for all of them."
+            f"{name} must be a number above 0 and at most 1, not {shown(value)}. Leave it out for all of them."
         )
 
 
 def _check_participation(given: Tensor, rounds: int, clients: int, aggregation: Reduction) -> None:
     if given.shape != (rounds, clients):
         raise BadInput(
-            f"expected participation of shape (rounds, clients) = ({rounds}, {clients}), found {tuple(given.shape)}; "
-            "give one row a round and one column a client."
+            f"participation must have shape (rounds, clients) = ({rounds}, {clients}), not {tuple(given.shape)}."
         )
     if not bool(((given == 0) | (given == 1)).all()):
-        raise BadInput("expected participation of True and False, found other values; compare with a threshold first.")
+        raise BadInput("participation must be True and False. Compare with a threshold first.")
     empty = ~given.bool().any(1)
     if bool(empty.all()):
-        raise BadInput("expected someone to take part in some round, found nobody; set an entry of participation.")
+        raise BadInput("nobody takes part in any round. Set an entry of participation.")
     if aggregation != "sum" and bool(empty.any()):
         raise BadInput(
-            f"expected someone to take part in every round where aggregates are means, found nobody in round "
-            f"{int(empty.nonzero()[0])}; leave such rounds out or use aggregation='sum'."
+            f"nobody takes part in round {int(empty.nonzero()[0])}, and aggregates are means. Leave such "
+            "rounds out, or use aggregation='sum'."
         )

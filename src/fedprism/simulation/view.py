@@ -189,9 +189,8 @@ class View:
             return {}
         if not self.one_by_one and len(drawn) > 1:
             raise BadInput(
-                f"expected updates of single clients to grant batchnorm_exact, found aggregates of {len(drawn)} "
-                "updates, behind which there are no statistics of one batch; see clients one by one, or grant "
-                "batchnorm_running."
+                f"aggregates of {len(drawn)} updates have no statistics of one batch to grant as "
+                "batchnorm_exact. See clients one by one, or grant batchnorm_running."
             )
         each = tuple(self._statistics(round, draw) for round, draw in zip(rounds, drawn, strict=True))
         return each if len(each) > 1 else each[0]
@@ -205,9 +204,8 @@ class View:
         changing = [part for part in scenario.defense.members if part.overrides("on_batch")]
         if changing:
             raise BadInput(
-                f"expected one local step to grant batchnorm_exact where a defense changes batches, found "
-                f"{len(steps)} steps with {changing[0]!r}, each with statistics of its own; let clients take one step, "
-                "or grant batchnorm_running."
+                f"{len(steps)} steps with {changing[0]} have statistics of their own each, so batchnorm_exact "
+                "cannot be granted. Let clients take one step, or grant batchnorm_running."
             )
         inputs = scenario.clients[draw.client][draw.samples].to(torch.device("cpu")).inputs
         with torch.no_grad(), seeded_layers(generator(0, "batchnorm_exact")):

@@ -21,12 +21,10 @@ def load_truth(folder: str | os.PathLike[str], observation: Observation | None =
         return whole_truth(path)
     if not is_kept(path):
         raise BadInput(
-            f"expected a folder with a {FILE} or with batches that clients kept, found neither in '{path.name}'; point "
-            "at a truth folder."
+            f"'{path.name}' has no {FILE} and no batches that clients kept. Give a folder with ground truth."
         )
     if observation is None:
         raise BadInput(
-            f"expected the recording that the batches in '{path.name}' belong to, found none; call "
-            "load_truth(folder, observation)."
+            f"the batches in '{path.name}' belong to a capture. Give it, too: load_truth(folder, observation)."
         )
     return kept_truth(path, observation)

@@ -49,9 +49,9 @@ def keep_truth(folder: str | os.PathLike[str], batch: Batch, *, client: str, rou
     """
     target = Path(folder).absolute()
     if any((parent / "capture.json").exists() for parent in (target, *target.parents)):
-        raise BadInput(f"expected a folder apart from captures, found '{target.name}' in one; choose another.")
+        raise BadInput(f"'{target.name}' is in a capture; the ground truth needs a folder of its own. Choose another.")
     if not len(batch):
-        raise BadInput("expected a batch with samples to keep, found an empty one; leave it out.")
+        raise BadInput("the batch to keep is empty. Leave it out.")
     target.mkdir(parents=True, exist_ok=True, mode=OWNER_ONLY)
     about = _About(format="fedprism-kept-truth/1", client=client, round=round)
     tensors = {**by_name(batch.inputs), "labels": batch.labels}
@@ -87,11 +87,11 @@ def kept_truth(folder: Path, observation: Observation) -> Truth:
             owners += [client] * size
     if not batches:
         raise BadInput(
-            f"expected batches of this recording's clients and rounds in '{folder.name}', found none; point at the "
-            "folder that was kept in the same run, with clients named as the recording names them."
+            f"'{folder.name}' holds no batch of the capture's clients and rounds. Give the folder of the same run, "
+            "with clients named as in the capture."
         )
     if len({(shape_of(batch.inputs), batch.labels.shape[1:]) for batch in batches}) > 1:
-        raise BadInput(f"expected batches of one shape in '{folder.name}', found several; keep what the model is fed.")
+        raise BadInput(f"batches in '{folder.name}' differ in shape. Keep what the model is fed.")
     whole = Batch(joined(batch.inputs for batch in batches), torch.cat([batch.labels for batch in batches]))
     if any(seen.clients > 1 for seen in observation.rounds):
         once = _different(whole, owners)
@@ -126,14 +126,14 @@ def _read(path: Path, client: str, round: int) -> Batch:
         with safe_open(str(path), framework="pt") as opened:
             about = _About.model_validate_json((opened.metadata() or {}).get("about", ""))
     except ValidationError as error:
-        raise BadInput(f"expected a batch that a client kept in {path.name}, found another file; remove it.") from error
+        raise BadInput(f"{path.name} does not hold a batch as clients keep it. Remove it.") from error
     inputs = from_names({name: file[name] for name in file if name.split(".")[0] == "inputs"})
     read = {"labels", *(by_name(inputs) if inputs is not None else ())}
     if inputs is None or set(file) != read or (about.client, about.round) != (client, round):
-        raise BadInput(f"expected inputs and labels of one client and round in {path.name}, found others; remove it.")
+        raise BadInput(f"{path.name} must hold inputs and labels of its client and round alone. Remove it.")
     labels = file["labels"]
     if any(tensor.dim() == 0 or len(tensor) != len(labels) for tensor in tensors_of(inputs)):
-        raise BadInput(f"expected as many inputs as labels in {path.name}, found otherwise; remove it.")
+        raise BadInput(f"{path.name} needs as many inputs as labels. Remove it.")
     return Batch(inputs, labels)
 
 

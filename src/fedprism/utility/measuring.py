@@ -41,7 +41,12 @@ class Interval(NamedTuple):
     high: float
 
 
-NOTHING_LEARNED = "no better than always answering with the most frequent class; train longer or at another rate"
+NOTHING_LEARNED = (
+    "not clearly better than always answering with the most frequent class; train longer or at another rate"
+)
+CLEARLY = 2.0
+"""Standard deviations of the accuracy by which a model must beat that answer: of so many test samples, luck makes less
+difference in about 98 of 100 cases."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +181,8 @@ def _status(accuracies: Sequence[float], strayed: Sequence[int], test: Batch) ->
         return f"training diverged with seed {', '.join(map(str, strayed))}; lower lr"
     counted = test.labels[test.labels != IGNORED_LABEL] if not is_soft(test.labels) else test.labels.argmax(1)
     guessing = float(counted.long().flatten().bincount().max()) / counted.numel()
-    return NOTHING_LEARNED if statistics.fmean(accuracies) <= guessing else ""
+    luck = math.sqrt(guessing * (1 - guessing) / counted.numel())
+    return NOTHING_LEARNED if statistics.fmean(accuracies) <= guessing + CLEARLY * luck else ""
 
 
 def _network(model: nn.Module | Factory, seed: int) -> nn.Module:

@@ -96,13 +96,26 @@ def test_labels_known_inferred_or_joint(labels: Labels, digits: fp.data.ImageSet
     )
     found = fp.run(attack, observation)
     assert ("labels" in found.knowledge_used) == (labels is Labels.KNOWN)
-    words = {"known": "known", "inferred": "inferred (", "joint": "optimised jointly"}[labels]
+    refined = "optimised jointly from those inferred ("
+    words = {"known": "known", "inferred": "inferred (", "joint": "optimised jointly", "refined": refined}[labels]
     assert f"labels {words}" in found.status
     assert found.diagnostics["labels"].startswith(words)
     assert ("order" in found.ambiguity) == (labels is not Labels.KNOWN)
     scores = fp.score(found, truth)
     assert scores.labels_match
     assert scores.mean("psnr") > 20
+
+
+def test_refined_labels_start_from_what_the_last_layer_says(digits: fp.data.ImageSet) -> None:
+    batch = digits.draw(2, torch.Generator().manual_seed(3), unique_labels=True)
+    model = fp.models.uniform_(fp.models.build("lenet", input_shape=(1, 16, 16), classes=20), seed=0)
+    observation, _ = fp.simulate(fp.Scenario(model=model, clients=[batch]), fp.threats.honest_but_curious)
+    found = {
+        labels: fp.run(fp.attacks.dlg(labels=labels, iterations=1, lr=1e-6, optimizer=Adam()), observation).labels
+        for labels in (Labels.INFERRED, Labels.REFINED, Labels.JOINT)
+    }
+    assert torch.equal(found[Labels.REFINED], found[Labels.INFERRED])
+    assert not torch.equal(found[Labels.JOINT], found[Labels.INFERRED])
 
 
 def test_the_best_restart_is_chosen_by_the_objective(digits: fp.data.ImageSet) -> None:

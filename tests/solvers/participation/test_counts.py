@@ -77,3 +77,13 @@ def test_some_reports_may_be_missing() -> None:
     named = torch.tensor([status is UserStatus.SOLVED for status in found.statuses])
     assert bool(named.any())
     assert bool((found.matrix == planted.matrix).all(0)[named].all())
+
+
+def test_a_wrong_count_makes_no_wrong_column() -> None:
+    planted = plant(30, 120)
+    counts = planted.counts.clone()
+    counts[0, 0] += 1
+    counts[0, 1] = (counts[0, 1] + 1) % 5
+    found = recover_participation(planted.sums, planted.windows, counts, certify=False, time_limit=0.1)
+    assert found.statuses[0] in (UserStatus.UNSOLVED, UserStatus.UNCERTAIN)
+    assert torch.equal(found.matrix[:, 1:], planted.matrix[:, 1:])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -179,6 +180,8 @@ def figure_7(settings: Settings, announce: Announce) -> Iterator[Row]:
 HEADS, QUICK_HEADS = (256, 512, 1024), (256,)  # units of the first dense layer
 ACTIVE, QUICK_SHARES = (0.15, 0.4, 0.8), (0.15, 0.8)  # features above zero before training
 HEAD_POOLS, QUICK_HEAD_POOLS = (8, 4), (4,)  # sides of the maps that features are averaged to
+PUBLIC = 64  # images of the same kind
+GRANTED = f"{cpa.OURS}, {PUBLIC} public images"
 HEAD_SIZES, HEAD_BATCHES = (16, 32, 64), 3  # images per batch, batches per cell
 
 
@@ -199,8 +202,12 @@ def dense_heads(settings: Settings, announce: Announce) -> Iterator[Row]:
             attacked = VictimBatches(victim=victim, size=size, batches=settings.batches_or(HEAD_BATCHES))
             fed = victim.embed(attacked.observe(None, 0, settings)[1].tensor, settings.device)
             entries, notes = attack_cell(attacked, methods, settings, announce, f"{first}, {size} images")
+            helped = replace(attacked, public=PUBLIC)
+            more = attack_cell(helped, {GRANTED: cpa.ours(images=0)}, settings, announce, f"{first}, {size} images")
             measured = {"active features, %": float(100 * (fed > 0).double().mean())}
-            yield Row(cell={**first, "n": size}, entries={**measured, **entries}, notes=(victim.note, *notes))
+            yield Row(
+                cell={**first, "n": size}, entries={**measured, **entries, **more.entries}, notes=(victim.note, *notes)
+            )
 
 
 DENSE_HEADS = Recipe(

@@ -43,6 +43,8 @@ class VictimBatches(Attacked):
     batches: int
     protocol: Protocol = dataclasses.field(default_factory=fp.FedSGD)
     defense: Defense = dataclasses.field(default_factory=fp.chain)
+    public: int = 0
+    """How many images that are not attacked the attacker is granted."""
 
     needs_lpips: ClassVar[bool] = True
 
@@ -55,12 +57,20 @@ class VictimBatches(Attacked):
             protocol=self.protocol,
             defense=self.defense,
             normalization=self.victim.normalization,
+            public_data=self._others(settings).draw(self.public, generator(settings.seed, "public"))
+            if self.public
+            else None,
         )
         threat = fp.threats.honest_but_curious if len(clients) == 1 else fp.threats.secure_aggregation
+        threat = threat.granting("public_data") if self.public else threat
         return fp.simulate(scenario, threat, seed=settings.seed + number, device=settings.device)
 
     def rehearsal(self, settings: Settings) -> VictimBatches:
         """One batch of the same kind, out of the images that none of these batches holds."""
+        return dataclasses.replace(self, victim=self._others(settings), batches=1)
+
+    def _others(self, settings: Settings) -> Victim:
+        """The victim with only those images that none of these batches holds."""
         images = self.victim.images
         left = torch.ones(len(images), dtype=torch.bool)
         for number in range(self.batches):
@@ -70,8 +80,7 @@ class VictimBatches(Attacked):
                 f"expected {self.size} images of {self.victim.name} for a rehearsal, found {int(left.sum())} that are "
                 "not attacked; ask for fewer or smaller batches."
             )
-        victim = dataclasses.replace(self.victim, images=part(images, left), maker=None)
-        return dataclasses.replace(self, victim=victim, batches=1)
+        return dataclasses.replace(self.victim, images=part(images, left), maker=None)
 
     def _rng(self, number: int, settings: Settings) -> torch.Generator:
         return generator(settings.seed, "batch", self.victim.name, self.size, number)

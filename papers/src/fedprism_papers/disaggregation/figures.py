@@ -104,6 +104,8 @@ class Figure:
 
 
 OURS = {"ours": False}
+SEVERAL = (50, 100, 200)
+"""Users of the figures that the paper repeats for several numbers of them."""
 FIGURES = (
     Figure(
         number="2",
@@ -122,7 +124,8 @@ FIGURES = (
     ),
     Figure(
         number="4",
-        summary="Participation recovered exactly, by how often users take part and rounds (100 users, windows of 10)",
+        summary="Participation recovered exactly, by how often users take part and rounds (windows of 10)",
+        users=SEVERAL,
         lines=by_rate,
         curve="participation",
         along="rounds",
@@ -131,7 +134,8 @@ FIGURES = (
     ),
     Figure(
         number="5",
-        summary="Participation recovered exactly, by the length of the counted windows and rounds (100 users, rate .1)",
+        summary="Participation recovered exactly, by the length of the counted windows and rounds (participation .1)",
+        users=SEVERAL,
         lines=by_window,
         curve="window",
         along="rounds",

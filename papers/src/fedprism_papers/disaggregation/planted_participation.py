@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedprism import solvers
 from fedprism.randomness import generator
 from fedprism.runtime import devices
-from fedprism.solvers.participation.integer_program import ColumnProgram, solve_column
+from fedprism.solvers.participation.integer_program import ColumnProgram, Objective, solve_column
 from fedprism.solvers.participation.subspace import signal_space
 from fedprism_papers.shared.base import Announce, Measured, Row, Settings, curve
 
@@ -41,6 +42,8 @@ SAID = (
 TRIALS, QUICK_TRIALS = 30, 1  # federations per setting
 TIME_LIMIT = 20.0
 """Seconds a trial for lattices and integer programs, together."""
+SMALLEST_RESIDUAL = 1e-5
+"""What rounding leaves of a right column outside the space of the sums."""
 
 PLANTED = (
     "Planted: every user takes part in every round with the given probability and sends the same normal vector each "
@@ -169,33 +172,44 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def program_seconds(planted: Planted, user: int, limit: float) -> float:
-    """Seconds for one user's integer program; the space of the sums, which all users share, is not counted."""
-    sums = planted.sums.cpu()
-    space = signal_space(
-        sums, expected_rank=planted.matrix.shape[1], cohort_sizes=None, device=torch.device("cpu"), seed=0
-    )
+def solve_program(
+    planted: Planted, user: int, complement: np.ndarray, tolerance: float, objective: Objective, limit: float
+) -> tuple[np.ndarray | None, float]:
+    """A user's column by an integer program, and the seconds that it took.
+
+    complement (rounds, any) is orthogonal to the space of the sums, which all users share and which is not timed.
+    """
     counts = planted.counts[user].double().numpy()
     program = ColumnProgram(
-        complement=space.sensing.numpy(),
-        tolerance=1e-5,
+        complement=complement,
+        tolerance=tolerance,
         sums=planted.windows.double().numpy(),
         lower=counts,
         upper=counts,
-        fixed=torch.full((len(sums),), -1).numpy(),
-        excluded=torch.zeros(0, len(sums), dtype=torch.bool).numpy(),
+        fixed=np.full(len(complement), -1),
+        excluded=np.zeros((0, len(complement)), dtype=bool),
+        objective=objective,
         time_limit=limit,
     )
     start = time.perf_counter()
-    solve_column(program)
-    return time.perf_counter() - start
+    column = solve_column(program).column
+    return column, time.perf_counter() - start
+
+
+def program_seconds(planted: Planted, user: int, limit: float) -> float:
+    """Seconds for one user's integer program where sums are free of noise."""
+    users, place = planted.matrix.shape[1], torch.device("cpu")
+    space = signal_space(planted.sums.cpu(), expected_rank=users, cohort_sizes=None, device=place, seed=0)
+    return solve_program(planted, user, space.sensing.numpy(), SMALLEST_RESIDUAL, "any", limit)[1]
 
 
 def curves(rows: Sequence[Row], name: str, along: str, method: str) -> dict[str, list[tuple[float, float]]]:
-    """The fraction of right columns along a column of the table, one curve for each value of another."""
+    """The fraction of right columns along a column of the table, one curve for each value of another, and of users."""
     points: dict[str, list[tuple[float, float]]] = {}
+    several = name != "users" and len({row.cell["users"] for row in rows}) > 1
     for row in rows:
-        points.setdefault(f"{name} {row.cell[name]}", []).extend(
+        of_users = f", {row.cell['users']} users" if several else ""
+        points.setdefault(f"{name} {row.cell[name]}{of_users}", []).extend(
             curve([row], along, method, lambda entry: entry.mean(COLUMNS))
         )
     return points

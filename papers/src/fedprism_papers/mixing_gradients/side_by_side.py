@@ -61,7 +61,10 @@ class SideBySide(Attack):
             inputs.append(self.attack.start((size, *problem.input_shape), rng))
             if problem.labels is None:
                 logits.append(torch.randn(size, problem.classes, generator=rng))
-        return _Start(torch.stack(inputs).to(like), torch.stack(logits).to(like) if logits else None)
+        drawn = torch.stack(logits).to(like) if logits else None
+        if drawn is not None and problem.likely is not None:
+            drawn += problem.likely.to(drawn)
+        return _Start(torch.stack(inputs).to(like), drawn)
 
     def _matched(self, problem: _Problem, start: _Start) -> Trials:
         """All trials at once, or fewer at a time if memory has run out."""
@@ -100,6 +103,8 @@ class _Problem:
     params: Update
     target: tuple[Tensor, ...]
     labels: Tensor | None
+    likely: Tensor | None
+    """What is added to the logits that a search for labels starts from."""
     note: str
     batch: int
     classes: int
@@ -153,11 +158,13 @@ def _problem(attack: GradientMatching, parts: Sequence[Observation]) -> _Problem
     _require(len(shapes) == 1, "updates of the same parameters, found different ones")
     given = [given_labels(attack.labels, part, part.rounds[0], batch) for part in parts]
     labels = [labels.fixed for labels in given if labels.fixed is not None]
+    likely = [labels.likely for labels in given if labels.likely is not None]
     return _Problem(
         forward=forwards[0],
         params={name: torch.stack([f.params[name].detach() for f in forwards]) for name in forwards[0].params},
         target=tuple(torch.stack(tensors) for tensors in zip(*(f.target for f in forwards), strict=True)),
         labels=torch.stack(labels) if labels else None,
+        likely=torch.stack(likely) if likely else None,
         note="; ".join(dict.fromkeys(labels.note for labels in given)),
         batch=batch,
         classes=given[0].outputs[0],

@@ -73,6 +73,8 @@ class MatchingTask(NamedTuple):
     box: tuple[Tensor, Tensor] | None
     outputs: tuple[int, ...] | None = None
     """The shape of labels that are looked for along with the inputs; None where labels are fixed."""
+    likely_labels: Tensor | None = None
+    """What is added to the logits that the search for labels starts from."""
     parts: Parts | None = None
     """How to work on some samples at a time, where memory is short."""
     losses: TwoLosses | None = None
@@ -93,9 +95,10 @@ class Solution(NamedTuple):
 class GradientMatching(UpdateAttack):
     """Gradient matching with any distance, priors, label handling, optimiser and start.
 
-    labels: granted (KNOWN), read off the last layer (INFERRED), or optimised along with the inputs (JOINT). unroll:
-    repeat the client's local steps for a delta, else read it as one gradient. adaptive: put every part of a known
-    defense that can be repeated into the forward model; pruning is followed at the end, for as many iterations again.
+    labels: granted (KNOWN), read off the last layer (INFERRED), optimised along with the inputs (JOINT), or optimised
+    starting from those read off (REFINED). unroll: repeat the client's local steps for a delta, else read it as one
+    gradient. adaptive: put every part of a known defense that can be repeated into the forward model; pruning is
+    followed at the end, for as many iterations again.
     """
 
     distance: Annotated[Distance, OneOf(DISTANCES)] = cosine
@@ -142,12 +145,12 @@ class GradientMatching(UpdateAttack):
 
         if self.batchnorm != BatchNorm():
             if not circumstances.batchnorm_between:
-                return "no batch-norm layer of this model stands in the way"
-            return None if self == presets.bn_infer() else "bn-infer stands for it; a plan may name it"
+                return "the model has no batch-norm layers"
+            return None if self == presets.bn_infer() else "variant of bn-infer; a plan can name it"
         if circumstances.dense_layer_tells:
-            return "closed forms apply to this model; a plan may name it all the same"
+            return "exact attacks apply to this model; a plan can name it all the same"
         standard = self == presets.inverting_gradients()
-        return None if standard else "inverting-gradients stands for it; a plan may name it"
+        return None if standard else "variant of inverting-gradients; a plan can name it"
 
     def attack_update(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
         before = rng.get_state()
@@ -242,6 +245,7 @@ class GradientMatching(UpdateAttack):
             priors=priors if pull is None else (*priors, pull),
             box=box,
             outputs=labels.outputs if labels.fixed is None else None,
+            likely_labels=labels.likely,
             parts=parts,
             losses=None if client is None else client.of(labels.of, together=together.samples),
             note="; ".join(filter(None, [together.note, NO_NEIGHBOURS if priors != self.priors else ""])),
@@ -292,7 +296,8 @@ class GradientMatching(UpdateAttack):
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         if task.outputs is None:
             return inputs, None
-        return inputs, torch.randn(task.shape[0], *task.outputs, generator=rng).to(like)
+        logits = torch.randn(task.shape[0], *task.outputs, generator=rng).to(like)
+        return inputs, logits if task.likely_labels is None else logits + task.likely_labels.to(like)
 
     def _match(
         self,

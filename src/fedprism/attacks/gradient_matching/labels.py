@@ -1,4 +1,7 @@
-"""Labels for gradient matching: granted, read off the last layer's gradient, or looked for along with the inputs."""
+"""Labels for gradient matching: granted, read off the last layer's gradient, or looked for along with the inputs.
+
+REFINED does both: the search starts from what the last layer's gradient says.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,7 @@ class Labels(StrEnum):
     KNOWN = "known"
     INFERRED = "inferred"
     JOINT = "joint"
+    REFINED = "refined"
 
     def __repr__(self) -> str:
         return f"Labels.{self.name}"
@@ -41,16 +45,22 @@ YES_OR_NO = Link(torch.sigmoid, lambda logits: (logits > 0).to(logits))
 NUMBERS = Link(lambda values: values, lambda values: values)
 
 
+SURE = 4.0
+"""How far the logit of a label that the last layer tells starts above the others, which start as noise of size 1."""
+
+
 class GivenLabels(NamedTuple):
     """fixed: one per sample, whole or soft; None where they are looked for.
 
-    outputs: the shape of what the network returns for one sample, in which labels are looked for.
+    outputs: the shape of what the network returns for one sample, in which labels are looked for. likely: what is added
+    to the logits that the search starts from.
     """
 
     fixed: Tensor | None
     outputs: tuple[int, ...]
     note: str
     link: Link = CLASSES
+    likely: Tensor | None = None
 
     def of(self, logits: Tensor | None, which: slice = slice(None)) -> Tensor:
         """The labels of these samples: those that the logits of as many samples stand for, else the fixed ones."""
@@ -92,7 +102,12 @@ def given_labels(source: Labels, observation: Observation, round: Round, batch: 
     except NotApplicable as reason:
         note = f"optimised jointly, because {str(reason).split(';')[0]}"
         return GivenLabels(None, outputs, note, _link(knowledge.loss, outputs))
-    return GivenLabels(recovery.labels.to(device), outputs, f"inferred ({recovery.status})")
+    labels = recovery.labels.to(device)
+    if source is Labels.REFINED and labels.dim() == len(outputs) == 1:
+        likely = SURE * torch.nn.functional.one_hot(labels, outputs[0])
+        note = f"optimised jointly from those inferred ({recovery.status})"
+        return GivenLabels(None, outputs, note, _link(knowledge.loss, outputs), likely)
+    return GivenLabels(labels, outputs, f"inferred ({recovery.status})")
 
 
 def _link(loss: str | LossFn | None, outputs: tuple[int, ...]) -> Link:

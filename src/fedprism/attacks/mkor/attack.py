@@ -127,11 +127,11 @@ class Mkor(UpdateAttack):
 
     def not_worth(self, circumstances: Circumstances) -> str | None:
         if self.disguise is not None:
-            return "it is mkor in disguise; a plan may name it"
+            return "variant of mkor; a plan can name it"
         if not circumstances.tampers:
             return NOBODY_TAMPERS
         closed_form = circumstances.dense_layer_first
-        return "imprint applies to this model; a plan may name it all the same" if closed_form else None
+        return "imprint applies to this model; a plan can name it all the same" if closed_form else None
 
     def tamper(self, model: nn.Module, params: Update, rng: torch.Generator) -> tuple[Update, dict[str, Tensor]]:
         """The parameters to send instead of `params`, and what it takes to read the answer."""

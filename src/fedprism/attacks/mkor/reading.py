@@ -35,18 +35,18 @@ class ReadingStatus(StrEnum):
     READ = "every class in the batch could be read"
     DUMP_LOST = "every class in the batch could be read but the dump class"
     UNSURE = (
-        "every class that stands out was read; counts of samples are no whole numbers that add up to the batch, so "
-        "that others may be missing or some be none"
+        "every class that is clearly in the batch was read; counts of samples are not whole numbers "
+        "that add up to the batch, so classes may be missing or wrong"
     )
     WITHIN_RANGE = (
         "every class is in the batch and was read; what all rows have in common was not, and is where it keeps the "
         "images between 0 and 1"
     )
     NO_REFERENCE = (
-        "no row could be told to be that of an absent class, so that there is nothing to compare the rows with; "
-        "use a dump class or several nodes a class"
+        "no row clearly belongs to an absent class, so there is nothing to compare the rows with; "
+        "use a dump class or several nodes per class"
     )
-    NOTHING = "no class stands out from the others"
+    NOTHING = "no class differs from the others"
 
 
 class Reading(NamedTuple):

@@ -28,9 +28,10 @@ from fedprism.attacks.span_inversion.spanned import Network, SpannedLayer, descr
 from fedprism.client.observed import direction
 from fedprism.errors import NotApplicable
 from fedprism.naming import preset
+from fedprism.runtime.cuda_graphs import Engine
 from fedprism.types import Observation, Reconstruction, Update
 
-NO_SPANS = "every layer of this model is applied at more places than it has units"
+NO_SPANS = "too few layers are applied at fewer places than they have units, or a step of it takes long on this device"
 ACCURACY = 0.01
 """Expected error, in parts of the range of inputs, up to which an image counts as determined: 40 dB."""
 USUAL_REACH = 4.0
@@ -61,7 +62,8 @@ class SpanInversionStatus(StrEnum):
 class _Found(NamedTuple):
     guess: Guess
     labels: Tensor | None
-    confirmed: bool
+    explains: bool
+    """Whether the images explain the update, or their part of it, to rounding error."""
     part: Part | None
 
 
@@ -91,6 +93,10 @@ class SpanInversion(UpdateAttack):
         return None if circumstances.few_inner_places else NO_SPANS
 
     def attack_update(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
+        with Engine().settings():  # a GPU's convolutions with 10 bits would hide what is exact
+            return self._answer(observation, rng)
+
+    def _answer(self, observation: Observation, rng: torch.Generator) -> Reconstruction:
         knowledge = observation.knowledge
         samples = knowledge.batch_size
         assert isinstance(samples, int)
@@ -99,17 +105,17 @@ class SpanInversion(UpdateAttack):
         passes = (knowledge.local_epochs or 1) if observation.round.kind == "delta" else 1
         first = spanned_layers(network, gradient, samples, passes)
         together = samples if network.by_batch else 1
-        _check(network, first, together, knowledge.sample_shape, samples)
+        _check(first, together, knowledge.sample_shape, samples)
         found, remaining, layers = list[_Found](), dict(gradient), first
         while len(found) * together < samples and _determined(layers, together, knowledge.sample_shape):
             tried = list[_Found]()
-            while len(tried) < self.restarts and not (tried and tried[-1].confirmed):
+            while len(tried) < self.restarts and not (tried and tried[-1].explains):
                 guess = self._search(network, layers, (together, *knowledge.sample_shape), scale, rng)
                 tried.append(_checked(observation, layers, remaining, guess, samples))
-            confirmed = tried[-1].confirmed
-            found += [tried[-1]] if confirmed else _different(tried, samples // together - len(found))
-            if not confirmed:
+            if not tried[-1].explains:
+                found += _different(tried, samples // together - len(found))
                 break
+            found.append(tried[-1])
             part = tried[-1].part
             if part is not None:
                 remaining = without(remaining, part)
@@ -156,7 +162,7 @@ def _determined(layers: list[SpannedLayer], together: int, shape: tuple[int, ...
     return equations > together * math.prod(shape)
 
 
-def _check(network: Network, layers: list[SpannedLayer], together: int, shape: tuple[int, ...], samples: int) -> None:
+def _check(layers: list[SpannedLayer], together: int, shape: tuple[int, ...], samples: int) -> None:
     if not _determined(layers, together, shape):
         found = ", ".join(layer.candidate.operation.weight for layer in layers) or "none"
         raise NotApplicable(
@@ -177,9 +183,10 @@ def _checked(
     images = _as_sent(observation, guess.images)
     if len(images) < samples:
         part = part_of(observation, layers, gradient, images) if guess.status is not None else NO_PART
-        return _Found(guess, part.label, part.confirmed, part)
-    known = observation.knowledge.labels
-    labels = known if isinstance(known, Tensor) else explaining_labels(observation, images)
+        return _Found(guess, None if part.label is None else part.label.cpu(), part.confirmed, part)
+    known, labels = observation.knowledge.labels, explaining_labels(observation, images)
+    if labels is None and isinstance(known, Tensor):  # in an order that may be another one than that of the images
+        labels = known
     return _Found(guess, labels, certified(observation, images, labels) is True, None)
 
 
@@ -201,17 +208,18 @@ def _answer(observation: Observation, found: list[_Found], scale: Scale, layers:
     if gain:
         images = _filling(images, scale)
     inputs = _as_sent(observation, images)
-    labels = [each.labels for each in found]
-    together = torch.cat([each for each in labels if each is not None]) if None not in labels else None
+    told = [each.labels for each in found if each.labels is not None]
+    labels = torch.cat(told) if len(told) == len(found) else None
+    confirmed = [each.explains and each.guess.error <= ACCURACY * scale.reach for each in found]
     return Reconstruction(
         inputs=inputs,
-        labels=together,
+        labels=labels,
         ambiguity=frozenset({"order"}),
-        status=_status(observation, found, inputs, together, gain=gain, accuracy=ACCURACY * scale.reach),
+        status=_status(observation, found, inputs, labels, confirmed, gain=gain),
         diagnostics={
             "layers": layers,
             "share_outside": [each.guess.share for each in found],
-            "confirmed": [each.confirmed for each in found],
+            "confirmed": confirmed,
             "expected_error": [each.guess.error / scale.reach for each in found],
             "open_directions": [len(each.guess.open) for each in found],
             "least_squares": [str(each.guess.status or "not begun") for each in found],
@@ -224,18 +232,17 @@ def _status(
     found: list[_Found],
     inputs: Tensor,
     labels: Tensor | None,
+    confirmed: list[bool],
     *,
     gain: bool,
-    accuracy: float,
-) -> str:
-    samples = observation.knowledge.batch_size
-    explained = certified(observation, inputs, labels) if len(inputs) == samples else False
+) -> SpanInversionStatus:
+    complete = len(inputs) == observation.knowledge.batch_size
+    explained = certified(observation, inputs, labels) if complete else False
     if explained:
         if gain:
             return SpanInversionStatus.GAIN
-        determined = all(each.guess.error <= accuracy for each in found)
-        return SpanInversionStatus.EXACT if determined else SpanInversionStatus.AMBIGUOUS
-    if any(each.confirmed for each in found):
+        return SpanInversionStatus.EXACT if all(confirmed) else SpanInversionStatus.AMBIGUOUS
+    if any(confirmed):
         return SpanInversionStatus.PARTIAL
     if all(each.guess.status is None for each in found):
         return SpanInversionStatus.APPROXIMATE

@@ -56,7 +56,8 @@ def part_of(observation: Observation, layers: list[SpannedLayer], gradient: Upda
 
 def without(gradient: Update, part: Part) -> dict[str, Tensor]:
     """What is left of a gradient without a part of it."""
-    return {name: tensor - part.factor * part.gradient[name] for name, tensor in gradient.items()}
+    taken = part.gradient
+    return {name: tensor - part.factor * taken[name] if name in taken else tensor for name, tensor in gradient.items()}
 
 
 def _part(layers: list[SpannedLayer], gradient: Update, label: Tensor, own: Update) -> Part:

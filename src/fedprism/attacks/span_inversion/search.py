@@ -27,8 +27,8 @@ ENDS = 10.0
 """Expected errors from which a value is not at the end of its range by chance."""
 DOUBTED = 10.0
 """How many times the share outside the spans, of the largest curvature, a curvature may be due to their rounding."""
-VALUES_TOGETHER = 2**22
-"""Numbers of a Jacobian that are computed together: 32 MB in double precision, and a hundred times that on the way."""
+VALUES_TOGETHER = 2**19
+"""Numbers of a Jacobian that are computed together: 4 MB in double precision, and hundreds of times that on the way."""
 
 
 class Scale(NamedTuple):
@@ -51,7 +51,7 @@ class Guess(NamedTuple):
     open: Tensor
     """(directions, numbers): directions in which the images can be moved by more than `accuracy` and fit as well."""
     status: LeastSquaresStatus | None
-    steps: int
+    """None if they were not begun."""
 
 
 def search(
@@ -70,7 +70,7 @@ def search(
     images, share = _descend(Shares(network, layers, torch.float32), start, scale, iterations)
     if not share <= WORTH_REFINING:
         nothing = torch.zeros(0, images.numel(), dtype=torch.float64, device=images.device)
-        return Guess(images.double(), share, math.inf, math.inf, nothing, None, 0)
+        return Guess(images.double(), share, math.inf, math.inf, nothing, None)
     residual = Outside(network, layers, images, rng)
     with torch.no_grad():
         equations = residual(images.double()).numel()
@@ -79,7 +79,7 @@ def search(
         images.double(),
         steps=steps,
         matrix_free=images.numel() > MOST_WRITTEN_OUT,
-        columns=max(1, VALUES_TOGETHER // equations // 8),
+        columns=max(1, VALUES_TOGETHER // equations),
         listen=lambda step, _: progress.report(iterations + step, iterations + steps),
     )
     misfit = 2 * solved.cost / max(1, equations - images.numel())
@@ -93,19 +93,19 @@ def search(
         variances = torch.where(certain > 0, misfit / certain, math.inf)
         error = math.sqrt(float(variances.sum()) / images.numel())
         directions = ways.T[variances > images.numel() * accuracy**2]
-    images = _at_the_ends(solved.solution, error, scale)
-    return Guess(images, share, misfit, error, directions, solved.status, solved.steps)
+    images = _at_the_ends(solved.solution, ENDS * error, accuracy, scale)
+    return Guess(images, share, misfit, error, directions, solved.status)
 
 
-def _at_the_ends(images: Tensor, error: float, scale: Scale) -> Tensor:
-    """The images with values that are at an end of their range up to their error exactly there.
+def _at_the_ends(images: Tensor, near: float, accuracy: float, scale: Scale) -> Tensor:
+    """The images with values that are so near to an end of their range exactly there, unless that is a visible change.
 
     Black pixels are often zero, at which a ReLU behind a layer without a bias has its kink.
     """
-    if scale.box is None or not math.isfinite(error):
+    if scale.box is None or not near <= accuracy:
         return images
     for end in scale.box:
-        images = torch.where((images - end).abs() <= ENDS * error, end.to(images), images)
+        images = torch.where((images - end).abs() <= near, end.to(images), images)
     return images
 
 

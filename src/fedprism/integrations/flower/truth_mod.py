@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from flwr.app import Context, Message
 from torch import Tensor
@@ -23,6 +21,18 @@ from fedprism.types import Batch
 log = logging.getLogger("fedprism")
 
 
+class _Training(NamedTuple):
+    """What is going on while the training function runs."""
+
+    run: str
+    client: str
+    round: int
+
+
+_TRAINING: ContextVar[_Training | None] = ContextVar("training", default=None)
+"""Not in the mod itself, which simulation engines copy to other processes."""
+
+
 class TruthMod:
     """Knows which client trains in which round; the training function hands it the batches.
 
@@ -33,41 +43,34 @@ class TruthMod:
             ...
             kept.keep(inputs, labels)   # each sample once per round, as the model is fed it
 
-    For federations of test data. The folder is on the client's machine; collect the files of all clients in one folder
-    and name it beside the capture (`truths` in a plan). A new folder for each run. Nothing of it is sent to the server.
+    For federations of test data. Each run has a subfolder, run-NUMBER by Flower's number of the run, on the client's
+    machine; collect the files of all clients in one folder and name it beside the capture (`truths` in a plan). Nothing
+    of it is sent to the server.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
-        self._training: ContextVar[tuple[str, int] | None] = ContextVar("training", default=None)
 
     def __call__(self, message: Message, context: Context, call_next: Any) -> Message:
         if not is_training(message):
             return call_next(message, context)
         index = round_of(message)
         if index is None:
-            log.warning("the truth of this round is not kept: the server's message does not tell the round")
+            log.warning("the ground truth of a round is not kept: the server's message does not number it")
             return call_next(message, context)
-        with self._in_round(str(message.metadata.dst_node_id)[:MOST_NAME], index):
+        client, run = str(message.metadata.dst_node_id)[:MOST_NAME], message.metadata.run_id
+        before = _TRAINING.set(_Training(f"run-{run}", client, index))
+        try:
             return call_next(message, context)
+        finally:
+            _TRAINING.reset(before)
 
     def keep(self, inputs: Inputs, labels: Tensor) -> None:
         """Keep a batch of the round that is going on; what cannot be written is a warning, and the training goes on."""
-        training = self._training.get()
+        training = _TRAINING.get()
         if training is None:
-            raise BadInput(
-                "expected a call from a training function that has this mod, found none; write @app.train(mods=[...])."
-            )
-        client, index = training
+            raise BadInput("keep works only in a training function that has this mod. Write @app.train(mods=[...]).")
         try:
-            keep_truth(self.folder, Batch(inputs, labels), client=client, round=index)
+            keep_truth(self.folder / training.run, Batch(inputs, labels), client=training.client, round=training.round)
         except (FedprismError, OSError) as error:
-            log.warning("the truth of round %d is not kept: %s", index, error)
-
-    @contextmanager
-    def _in_round(self, client: str, index: int) -> Iterator[None]:
-        before = self._training.set((client, index))
-        try:
-            yield
-        finally:
-            self._training.reset(before)
+            log.warning("the ground truth of round %d is not kept: %s", training.round, error)

@@ -48,17 +48,17 @@ class DenseStatus(StrEnum):
         "the inputs explain the gradient of the layer they feed to rounding error, but the update recomputed from them "
         "as one gradient step is not the observed one"
     )
-    UNCHECKABLE = "the update holds too few numbers to check the inputs by: there are such inputs for any other update"
+    UNCHECKABLE = "the update holds too few numbers to check the inputs: some inputs would fit any update"
     ROWS = "each invertible row is the gradient-weighted mean of the samples that pass through it"
     AGREED = "each input is confirmed by at least two rows that agree on it"
     UNCONFIRMED = (
         "rows agree on each input, or the inputs explain the layer they feed, which confirms them only if clients sent "
         "gradients or trained with SGD: their optimizer is not known"
     )
-    SIGNS = "the entries of the layer's update have one size, as where only signs are sent: its rows tell no input"
+    SIGNS = "the entries of the layer's update have one size, as if only signs were sent: its rows show no input"
     BLENDED = "some classes hold several samples; their rows are averages of these"
-    RESIDUAL = "the inputs explain the gradient in part only: they are approximate, or none of the client's"
-    UNDETERMINED = "the gradient tells fewer samples apart than there may be: other inputs would explain it as well"
+    RESIDUAL = "the inputs explain only part of the gradient: they are approximate, or not the client's"
+    UNDETERMINED = "the gradient distinguishes fewer samples than there may be: other inputs would explain it as well"
     NOT_INVERTIBLE = "no row has a bias gradient to divide by"
 
 

@@ -46,8 +46,6 @@ class InvertedPatches(NamedTuple):
     explained: float
     """Part of the weight's gradient that they explain beyond what any patches would: 1 is all, 0 what chance gives."""
     status: PatchStatus
-    mixtures: Tensor
-    """(mixtures, patches): the sums of patches that the gradient leaves open, widest first, each as long as that is."""
     span: Tensor
     """(dimensions, features): orthonormal; every patch is a combination of them."""
 
@@ -77,7 +75,7 @@ def invert_patches(weight_grad: Tensor, at_patches: Tensor, level: Tensor, sprea
         return _nothing(level, 1.0, 0.0, PatchStatus.EMPTY)
     rounding = ROUNDED * torch.finfo(weight_grad.dtype).eps
     solved = _solve(at_patches.T.double(), weight_grad.double(), level, spread, rounding)
-    return _answer(solved, level, solved.open, torch.eye(level.shape[1], dtype=torch.float64, device=level.device))
+    return _answer(solved, level, torch.eye(level.shape[1], dtype=torch.float64, device=level.device))
 
 
 def invert_patches_by_attention(
@@ -102,8 +100,7 @@ def invert_patches_by_attention(
     solved = _solve(matrix, -outside @ fed.fixed.double().T, basis @ level.double().T, spread, rounding)
     settled = 1 - ((1 - solved.settled) @ basis.square()).amax().expand(len(level))
     solved = solved._replace(unknowns=(basis.T @ solved.unknowns).T, settled=settled)
-    # Noise in the gradients moves all patches, most of all the sums whose fixed parts nearly cancel out.
-    return _answer(solved, level, spread * torch.eye(len(level), dtype=torch.float64, device=level.device), basis)
+    return _answer(solved, level, basis)
 
 
 def _span_and_rest(gradient: Tensor, rank: int) -> Tensor:
@@ -145,8 +142,6 @@ class _Solution(NamedTuple):
     explained: float
     rounded: bool
     """Whether rounding alone explains the residual."""
-    open: Tensor
-    """(directions, unknowns): along which the unknowns may still move, as far as is likely, widest first."""
 
 
 def _solve(matrix: Tensor, right: Tensor, level: Tensor, spread: float, rounding: float) -> _Solution:
@@ -169,24 +164,17 @@ def _solve(matrix: Tensor, right: Tensor, level: Tensor, spread: float, rounding
     follows = values.square() / (values.square() + (noise / spread) ** 2)
     step = (follows / values).unsqueeze(1) * (left.T @ (right - matrix @ level))
     settled = (turn.square() * follows.unsqueeze(1)).sum(0)
-    directions = torch.linalg.svd(turn, full_matrices=True).Vh  # the last ones are in no equation
-    left_open = torch.ones(turn.shape[1], dtype=follows.dtype, device=follows.device)
-    directions[: len(turn)], left_open[: len(turn)] = turn, 1 - follows
-    wide = left_open > 1 - DETERMINED
-    widths = spread * left_open[wide].sqrt().unsqueeze(1)
-    open_ones = (widths * directions[wide])[left_open[wide].argsort(descending=True)]
-    rounded = residual <= math.sqrt(rounding / ROUNDED)
-    return _Solution(level + turn.T @ step, settled, residual, explained, rounded, open_ones)
+    return _Solution(level + turn.T @ step, settled, residual, explained, residual <= math.sqrt(rounding / ROUNDED))
 
 
-def _answer(solved: _Solution, level: Tensor, mixtures: Tensor, span: Tensor) -> InvertedPatches:
+def _answer(solved: _Solution, level: Tensor, span: Tensor) -> InvertedPatches:
     if solved.explained < LEAST_EXPLAINED:
         return _nothing(level, solved.residual, solved.explained, PatchStatus.UNRELATED)
     determined = solved.settled > DETERMINED
     status = PatchStatus.SOLVED if bool(determined.all()) else PatchStatus.UNDETERMINED
     status = status if solved.rounded else PatchStatus.RESIDUAL
     patches = solved.unknowns.unsqueeze(0)
-    return InvertedPatches(patches, determined, solved.residual, solved.explained, status, mixtures, span)
+    return InvertedPatches(patches, determined, solved.residual, solved.explained, status, span)
 
 
 def _usable(gradient: Tensor) -> bool:
@@ -201,6 +189,5 @@ def _nothing(like: Tensor, residual: float, explained: float, status: PatchStatu
         residual,
         explained,
         status,
-        mixtures=nothing.new_zeros(0, len(like)),
         span=nothing.new_zeros(0, like.shape[1]),
     )

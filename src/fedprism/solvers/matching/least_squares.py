@@ -92,16 +92,14 @@ def levenberg_marquardt(
     cost = _cost(value)
     history = [cost]
     if not math.isfinite(cost):
-        return LeastSquares(
-            start.detach().clone(), cost, LeastSquaresStatus.NOT_FINITE, 0, FIRST_DAMPING, (cost,), None
-        )
+        unchanged = start.detach().clone()
+        return LeastSquares(unchanged, cost, LeastSquaresStatus.NOT_FINITE, 0, FIRST_DAMPING, (cost,), None)
     damping, growth, status, step = FIRST_DAMPING, 2.0, LeastSquaresStatus.STEPS, 0
     normal: Tensor | None = None
     local: _Explicit | _MatrixFree | None = None
     hopeless = False
     while step < steps:
         if cost <= tolerance:
-            status = LeastSquaresStatus.CONVERGED
             break
         if local is None:
             local = (_MatrixFree if matrix_free else _Explicit)(flat, x, value, columns)
@@ -166,9 +164,8 @@ class _Explicit:
         self.like = x
 
     def step(self, damping: float, free: Tensor | None) -> Tensor | None:
-        matrix = self.normal + damping * self.scale * torch.eye(
-            len(self.normal), dtype=torch.float64, device=self.normal.device
-        )
+        matrix = self.normal.clone()
+        matrix.diagonal().add_(damping * self.scale)
         slope = self.slope
         if free is not None and not bool(free.all()):
             kept = free.to(matrix)

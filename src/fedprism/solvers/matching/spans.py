@@ -22,6 +22,8 @@ ROUNDING = 1.0
 """Singular values up to this many machine precisions of the largest, times the root of the longer side: rounding."""
 LEAST_NOISE_VALUES = 3
 """Singular values of noise that say how large it is; fewer may be small by chance."""
+GAPS = 4
+"""Largest ratios between neighbouring singular values at which the noise may begin."""
 LIKE_NOISE = 1.5
 """Largest factor between sorted singular values and those of random numbers of the same shape: 1.2 for noise itself."""
 
@@ -63,7 +65,7 @@ def gradient_span(weight_grad: Tensor, *, most: int | None = None) -> Span:
     alive = gradient[gradient.any(1)]
     height, width = len(alive), int(alive.any(0).sum())
     if not height:
-        return _span(gradient[:0], torch.zeros(0), 0, 0.0, 0.0, SpanStatus.EMPTY)
+        return Span(gradient[:0], 0, 0.0, SpanStatus.EMPTY, 0.0, gradient.new_zeros(0))
     _, values, rows = torch.linalg.svd(alive, full_matrices=False)
     possible = min(height, width)
     values, rows = values[:possible], rows[:possible]
@@ -77,15 +79,11 @@ def gradient_span(weight_grad: Tensor, *, most: int | None = None) -> Span:
     cut = float(values[rank]) if rank < possible else 0.0
     if not rank:
         status = SpanStatus.NOISE
-    elif rank >= len(gradient) or rank >= possible or rank >= gradient.shape[1]:
+    elif rank >= possible:
         status = SpanStatus.CROWDED
     else:
         status = SpanStatus.SPAN if cut <= floor else SpanStatus.CUT
-    return _span(rows[:rank], values, rank, noise, cut, status)
-
-
-def _span(basis: Tensor, values: Tensor, rank: int, noise: float, cut: float, status: SpanStatus) -> Span:
-    return Span(basis=basis, rank=rank, noise=noise, status=status, cut=cut, values=values)
+    return Span(rows[:rank], rank, noise, status, cut, values)
 
 
 def _noise(values: Tensor, height: int, width: int) -> float:
@@ -120,10 +118,6 @@ def _rank(values: Tensor, height: int, width: int, floor: float) -> int:
         if allowed and _looks_random(values[rank:], height - rank, width - rank):
             candidates.append(rank)
     return min(candidates)
-
-
-GAPS = 4
-"""Largest ratios between neighbouring singular values at which the noise may begin."""
 
 
 def _looks_random(values: Tensor, height: int, width: int) -> bool:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 class UserStatus(StrEnum):
     CERTIFIED = "the only column of zeros and ones that explains the sums and keeps the counts"
-    SOLVED = "a column that explains the sums and keeps the counts; that there is no other is not proved"
+    SOLVED = "a column that explains the sums and keeps the counts; another one may exist"
     AMBIGUOUS = "several columns explain the sums and keep the counts; the alternatives that were found are listed"
-    UNNAMED = "a column that explains the sums; nothing that is known tells whose it is"
+    UNNAMED = "a column that explains the sums; its user is not known"
     UNCERTAIN = "the likeliest column found; others would do nearly as well"
     UNSOLVED = "no column that explains the sums was found"
     GIVEN = "determined by the counts alone, or known beforehand"
@@ -28,11 +28,11 @@ class ParticipationStatus(StrEnum):
     PARTIAL_ASSUMED_RANK = (
         "some columns were not found; the sums do not show how many users there are: as many as counted were taken"
     )
-    UNNAMED = "as many columns were found as the sums hold users; nothing that is known tells whose some of them are"
+    UNNAMED = "as many columns were found as the sums hold users; the users of some of them are not known"
     UNNAMED_ASSUMED_RANK = (
         "columns were found whose users are not known; noise hides how many users there are, and whether these are all"
     )
-    PARTIAL_UNNAMED = "some columns were not found; of others that were, nothing that is known tells whose they are"
+    PARTIAL_UNNAMED = "some columns were not found; the users of others are not known"
     STOPPED = "stopped before the sums were read: nothing but what was known was used"
     NO_REDUNDANCY = "no more rounds than users: the sums say nothing about participation; more rounds are needed"
     TOO_FEW_PARAMETERS = "fewer parameters than users: the sums cannot tell users apart; longer updates are needed"

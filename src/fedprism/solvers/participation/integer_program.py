@@ -37,7 +37,7 @@ REPEATS = 20
 class ColumnOutcome(StrEnum):
     FOUND = "a column fulfils all equations and sums"
     INFEASIBLE = "no column, or no other one, fulfils all equations and sums"
-    TIME_LIMIT = "the time was up before a column was found or excluded"
+    TIME_LIMIT = "the time limit was reached before a column was found or excluded"
     FAILED = "the solver gave no answer"
 
 
@@ -49,6 +49,9 @@ class ColumnSolution(NamedTuple):
     column: Bools | None
     """(rounds,). With least residual it may be there at the time limit: the best one so far."""
     outcome: ColumnOutcome
+
+
+Objective: TypeAlias = Literal["any", "least residual"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -69,7 +72,7 @@ class ColumnProgram:
     upper: Floats
     fixed: Integers
     excluded: Bools
-    objective: Literal["any", "least residual"] = "any"
+    objective: Objective = "any"
     time_limit: float = 60.0
 
     def without(self, *columns: Bools) -> ColumnProgram:

@@ -106,12 +106,13 @@ def recover_participation(
     columns = Columns(space, read_analytics(given.windows, limits, given.known, silent, count_tolerance))
     listener = progress or (lambda done, total: None)
     nothing_known = soft is None and not bool(columns.informed.any())
-    if nothing_known and not space.clear and may_be_read_again(aggregates):
+    if nothing_known and not (space.clear and space.quiet) and may_be_read_again(aggregates):
         best = [columns]
         with suppress(KeyboardInterrupt):
             _search_ranks(best, space_at, expected, listener, seed)
         hopeless = None if bool(best[0].unnamed.any()) else _hopeless(space, expected)
-        return best[0].answer(hopeless, assumed_rank=users is None, only_found=expected is None)
+        assumed = users is None and not best[0].space.clear
+        return best[0].answer(hopeless, assumed_rank=assumed, only_found=expected is None)
     hopeless = _hopeless(space, expected)
     if hopeless is None:
         try:
@@ -139,8 +140,8 @@ def _search_ranks(
 ) -> None:
     """Under noise, without counts: try several ranks and keep the one at which most columns are found in `best`.
 
-    Noise of real updates is not white. In a space a little larger than the users' columns span more of them are found,
-    and no others; in one far larger the sums say too little.
+    Noise of real updates is not white: what looks like the rank may be another gap. In a space a little larger than the
+    users' columns span more of them are found, and no others; in one far larger the sums say too little.
     """
     first = best[0]
     live = int((~first.space.silent).sum())
@@ -151,7 +152,8 @@ def _search_ranks(
         if not 0 < rank < min(live - 1, first.space.parameters):
             continue
         analytics = first.analytics if expected is not None else unknown_users(rank, first.analytics)
-        tried = Columns(space_at(expected_rank=rank), analytics)
+        same = first.space.clear and rank == first.space.rank
+        tried = first if same else Columns(space_at(expected_rank=rank, rank_is_certain=True), analytics)
         try:
             _search_without_counts(tried, tried.entries[:0], None, progress, seed, patience=SHORT_PATIENCE)
         finally:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -104,6 +104,20 @@ class SignalSpace:
         return sensing
 
 
+class RankSought(NamedTuple):
+    """How many users are expected, and whether that counts more than what singular values show."""
+
+    expected: int | None
+    certain: bool
+
+    def of(self, values: Tensor, sums: Sums, rounds: int) -> tuple[int, bool]:
+        """How many singular values are signal, and whether they show it."""
+        rank, clear = _rank(values, rounds, sums.parameters, sums.dtype)
+        if clear and not self.certain:
+            return rank, True
+        return min(self.expected or rank, rounds, sums.parameters), False
+
+
 def signal_space(
     aggregates: Any,
     *,
@@ -111,16 +125,21 @@ def signal_space(
     cohort_sizes: Tensor | None,
     device: torch.device,
     seed: int,
+    rank_is_certain: bool = False,
 ) -> SignalSpace:
-    """The space of the sums (rounds, parameters). `expected_rank` counts where their singular values leave it open."""
+    """The space of the sums (rounds, parameters).
+
+    `expected_rank` counts where their singular values leave it open, or in any case if the rank is certain: noise that
+    is not the same in all directions may end in a gap of its own.
+    """
     width = UNKNOWN_WIDTH if expected_rank is None else expected_rank + expected_rank // 4 + MARGIN
     sums = Sums(aggregates, device, width=width, seed=seed)
     if cohort_sizes is not None:
         _check_empty_rounds(sums, cohort_sizes)
     live = sums.lengths > 0  # a round of nobody has no noise either, and would spoil its statistics
-    space = _from_sketch(sums, live)
+    space = None if rank_is_certain else _from_sketch(sums, live)
     if space is None or not space.quiet:
-        space = _under_noise(sums, live, expected_rank, cohort_sizes)
+        space = _under_noise(sums, live, RankSought(expected_rank, rank_is_certain), cohort_sizes)
     return space
 
 
@@ -175,17 +194,17 @@ def _rank(values: Tensor, rounds: int, width: int, dtype: torch.dtype) -> tuple[
     return rank, clear and not alone
 
 
-def _under_noise(sums: Sums, live: Tensor, expected_rank: int | None, cohort_sizes: Tensor | None) -> SignalSpace:
+def _under_noise(sums: Sums, live: Tensor, sought: RankSought, cohort_sizes: Tensor | None) -> SignalSpace:
     """The space under noise: all parameters count, but noisy rounds and noisy parameters count less.
 
     A parameter's noise is what its sums have outside the space found so far.
     """
     weighted = _weighted_long if len(live) > LONG else _weighted_rounds
-    space = weighted(sums, None, live, expected_rank, cohort_sizes)
+    space = weighted(sums, None, live, sought, cohort_sizes)
     for _ in range(0 if sums.once or space.equations < 1 else REFINEMENTS):
         noise = sums.filtered(space.signal, space.weights)
         weights = (noise + LEAST_NOISE * noise.mean() + TINY).rsqrt()
-        space = weighted(sums, weights / weights.mean(), live, expected_rank, cohort_sizes)
+        space = weighted(sums, weights / weights.mean(), live, sought, cohort_sizes)
     return space
 
 
@@ -210,7 +229,7 @@ def _noise_weights(missed: Tensor, leverage: Tensor, weights: Tensor) -> Tensor:
 
 
 def _weighted_rounds(
-    sums: Sums, parameter_weights: Tensor | None, live: Tensor, expected_rank: int | None, cohort_sizes: Tensor | None
+    sums: Sums, parameter_weights: Tensor | None, live: Tensor, sought: RankSought, cohort_sizes: Tensor | None
 ) -> SignalSpace:
     """The space of the live rounds from the inner products of all pairs."""
     gram = sums.gram(parameter_weights)[live][:, live]
@@ -221,8 +240,7 @@ def _weighted_rounds(
         energies, basis = torch.linalg.eigh(whitened)
         energies, basis = energies.flip(0).clamp(min=0), basis.flip(1)
         values = energies[: sums.parameters].sqrt()  # beyond that they are zero, which is no gap
-        rank, clear = _rank(values, rounds, sums.parameters, sums.dtype)
-        rank = rank if clear else min(expected_rank or rank, rounds, sums.parameters)
+        rank, clear = sought.of(values, sums, rounds)
         rest = basis[:, rank:]
         if remaining and float(energies[rank:].sum()) > NOTHING_LEFT * float(energies.sum()):
             weights = _noise_weights((rest * (whitened @ rest)).sum(1), rest.square().sum(1), weights)
@@ -232,7 +250,7 @@ def _weighted_rounds(
 
 
 def _weighted_long(
-    sums: Sums, parameter_weights: Tensor | None, live: Tensor, expected_rank: int | None, cohort_sizes: Tensor | None
+    sums: Sums, parameter_weights: Tensor | None, live: Tensor, sought: RankSought, cohort_sizes: Tensor | None
 ) -> SignalSpace:
     """The same for so many rounds that their pairs would not fit: by iterating on a basis little wider than the rank.
 
@@ -250,8 +268,7 @@ def _weighted_long(
         energies, rotation = torch.linalg.eigh((inner + inner.T) / 2)
         energies, rotation = energies.flip(0).clamp(min=0), rotation.flip(1)
         values = energies.sqrt()
-        rank, clear = _rank(values, rounds, sums.parameters, sums.dtype)
-        rank = rank if clear else min(expected_rank or rank, rounds, sums.parameters, len(values) - 1)
+        rank, clear = sought.of(values, sums, len(values) - 1)
         signal = start @ rotation[:, :rank]
         sketch = product  # one step nearer to the leading directions
         if passes and cohort_sizes is None:

@@ -102,7 +102,7 @@ class ExactStatus(StrEnum):
     INEXACT = "every input's signal is confirmed, but the recomputed gradient is off by more than rounding error"
     PARTIAL = "some inputs' signals are confirmed, the others are not, and what is wrong in those blends into all"
     MISCOUNTED = "the inputs explain the gradient to rounding error, but the batch has more: some leave no trace in it"
-    UNEVEN = "the inputs explain the gradient to rounding error, but do not all count alike"
+    UNEVEN = "the inputs explain the gradient to rounding error, but with unequal weights"
     FULL = "as many inputs as the layer has units that react, or more: separated, and blended if there are more"
     NO_REDUNDANCY = "the layer has too few units beyond the batch size to confirm anything; separated statistically"
     NOISE_FLOOR = (
@@ -110,7 +110,7 @@ class ExactStatus(StrEnum):
     )
     UNCONFIRMED = "no input could be confirmed; separated statistically"
     NO_BIAS = "without the gradient of the layer's bias scale and sign are unknown; separated statistically"
-    NOT_RECTIFIED = "no ReLU follows the layer, so that no unit is silent; separated statistically"
+    NOT_RECTIFIED = "no ReLU follows the layer, so no unit is silent; separated statistically"
     EMPTY = "the gradient is zero or not finite: nothing to separate"
 
 

@@ -100,6 +100,19 @@ class StudentICA:
         return separate_by_likelihood(self, signals, progress=progress)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WithoutCommon:
+    """Unmix what is left when directions that all inputs share are projected out: that leaves the mixing as it is."""
+
+    inner: Separator
+    common: Tensor
+    """(d, k) with orthonormal columns"""
+
+    def rows(self, coordinates: Tensor, image_shape: Sequence[int] | None, progress: Progress | None) -> Tensor:
+        common = self.common.to(coordinates)
+        return self.inner.rows(coordinates - coordinates @ common @ common.T, image_shape, progress)
+
+
 class Unmixing(NamedTuple):
     sources: Tensor
     """(n, d), in the precision of the gradient"""
