@@ -37,6 +37,18 @@ def test_full_gradients_give_every_text_in_order(positions: Positions, lengths: 
     assert all_in_place(scores)
 
 
+def test_a_single_text_of_an_encoder_is_told_by_its_positions() -> None:
+    answer, scores = attacked(decoder(positions="absolute", classes=4, causal=False), (10,))
+    assert answer.status == TokenStatus.EXACT
+    assert all_in_place(scores)
+
+
+def test_several_texts_of_an_encoder_give_their_tokens() -> None:
+    answer, scores = attacked(decoder(positions="absolute", classes=4, causal=False), (10, 10))
+    assert answer.status.startswith(TokenStatus.SET)
+    assert all(share == 1.0 for share in scores.values["tokens"])
+
+
 def test_frozen_embeddings_hide_nothing() -> None:
     model = decoder()
     model.table.requires_grad_(False)

@@ -157,6 +157,8 @@ def forward_model(
     if model is None or knowledge.loss is None:
         raise MissingKnowledge("the attacker's forward model", "model" if model is None else "loss")
     names = tuple(name for name, _ in model.named_parameters() if name in round.update)
+    if round.kind == "delta":  # clients that send everything send frozen parameters, too: these do not move at all
+        names = tuple(name for name in names if bool(round.update[name].any())) or names
     protocol: Protocol = FedSGD()
     sent = mean_update(round)
     if round.kind == "delta" and unroll:

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedprism.client.observed import local_steps
 from fedprism.errors import NotApplicable
 from fedprism.network.token_layers import Reader, Sight, TokenModel
-from fedprism.solvers.tokens.prefixes import Texts, grow, pursue_texts
+from fedprism.solvers.tokens.prefixes import PrefixStatus, Texts, grow, pursue_texts
 from fedprism.solvers.tokens.pursuit import MOST_INSIDE, PursuitStatus, pursue
 from fedprism.solvers.tokens.span import RowSpace, in_span, row_space
 from fedprism.types import Observation, Update
@@ -120,7 +120,13 @@ def _fullest(readings: list[Reading]) -> Reading | None:
 def find_texts(model: TokenModel, layers: list[Reading], found: Found, samples: int | None) -> Texts | None:
     """The texts that the tokens make up, by the layers that see earlier tokens, too; None if no layer tells."""
     mixing = [reading for reading in layers if reading.reader.sight is Sight.EARLIER]
-    if not len(found.tokens) or not mixing:
+    if not len(found.tokens):
+        return None
+    if found.at is not None and int(found.at.sum(1).max()) == 1:  # one token at most at each place: a single text
+        held = found.at.any(1)
+        if bool(held[: int(held.sum())].all()):
+            return Texts([found.tokens[found.at[held].long().argmax(1)]], PrefixStatus.GROWN)
+    if not mixing:
         return None
     # Layers with fewer rows than texts have beginnings hold none of these by themselves.
     highest = max(reading.height for reading in mixing)
