@@ -30,7 +30,7 @@ def test_plans_set_them_too_and_are_told_what_is_wrong() -> None:
         ({"restart": 1}, "did you mean restarts"),
         ({"restarts": 1.5}, "restarts to be a whole number"),
         ({"restarts": 20}, "race times restarts"),
-        ({"starts": 1}, "expected a setting"),
+        ({"starts": 1}, "has no setting 'starts'"),
     ):
         with pytest.raises(fp.errors.BadInput, match=words):
             configured(attack, settings, "inverting-gradients")

@@ -327,7 +327,7 @@ def test_what_happens_once_a_cell_is_not_multiplied(monkeypatch: pytest.MonkeyPa
         ran.clear()
         whole = 3 + 0.01 * 1000 if cell.kind == "attack" else 2 * (3 + 0.01 * 50)
         assert estimate._seconds(setup, "cpu", cell) == (pytest.approx(whole), "")
-        assert max(ran) <= estimate.MORE
+        assert max(ran) <= estimate.MOST
 
 
 def test_nothing_is_fetched_unless_the_command_says_so(

@@ -405,7 +405,7 @@ class TestEveryMetric:
         images = torch.rand(2, 3, 32, 32)
         with pytest.raises(ValueError, match=r"has shape \(1, 3, 32, 32\), the source \(2, 3, 32, 32\)"):
             function(images[:1], images)
-        with pytest.raises(ValueError, match="dividing bytes by 255"):
+        with pytest.raises(ValueError, match="Divide bytes by 255"):
             function(images.byte(), images.byte())
         if METRICS[name].images_only:
             with pytest.raises(ValueError, match=r"\(images, channels, height, width\), not \(3, 32, 32\)"):
