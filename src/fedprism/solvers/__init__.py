@@ -68,6 +68,12 @@ from fedprism.solvers.separation.ica import UnmixStatus as UnmixStatus
 from fedprism.solvers.separation.ica import unmix as unmix
 from fedprism.solvers.separation.mixture import Mixture as Mixture
 from fedprism.solvers.separation.mixture import reduce_mixture as reduce_mixture
+from fedprism.solvers.tokens.pursuit import Pursuit as Pursuit
+from fedprism.solvers.tokens.pursuit import PursuitStatus as PursuitStatus
+from fedprism.solvers.tokens.pursuit import pursue as pursue
+from fedprism.solvers.tokens.span import RowSpace as RowSpace
+from fedprism.solvers.tokens.span import in_span as in_span
+from fedprism.solvers.tokens.span import row_space as row_space
 from fedprism.solvers.windows import Lattice as Lattice
 from fedprism.solvers.windows import Smoothest as Smoothest
 from fedprism.solvers.windows import WindowStatus as WindowStatus

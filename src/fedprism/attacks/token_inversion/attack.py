@@ -28,8 +28,6 @@ from fedprism.solvers.tokens.pursuit import PursuitStatus
 from fedprism.types import Observation, Reconstruction, Update
 
 NO_TABLES = "no entry of the input is looked up in a table of this model"
-MOST_TRIED = 1
-"""Texts beyond the batch size with which an answer is still held against the update."""
 
 
 class TokenStatus(StrEnum):
