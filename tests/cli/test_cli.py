@@ -384,6 +384,7 @@ def test_an_internal_error_says_so(
     ("error", "code"),
     [
         (KeyboardInterrupt(), 130),
+        (EOFError("file ends too soon"), 2),
         (PermissionError(13, "Permission denied", "secret"), 2),
         (MemoryError(), 2),
         (torch.OutOfMemoryError("CUDA out of memory"), 2),

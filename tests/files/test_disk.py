@@ -108,7 +108,8 @@ def played(program: str, place: Path) -> Calls:
         done = subprocess.run(
             [sys.executable, "-c", program, json.dumps(COMMANDS)],
             cwd=place,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            # Python itself would leave half a compiled module behind, on which every later import fails.
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
             capture_output=True,
             text=True,
             timeout=300,

@@ -15,7 +15,7 @@ import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -97,12 +97,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         command = typer.main.get_command(app)
         with _ends_in_order():
-            answer = command.main(
-                args=None if arguments is None else list(arguments), prog_name="fedprism", standalone_mode=False
-            )
+            answer = _answer(command, None if arguments is None else list(arguments))
         sys.stdout.flush()
         return answer if isinstance(answer, int) else 0
-    except (KeyboardInterrupt, typer.Abort):
+    except KeyboardInterrupt:
         return 130
     except Terminated:
         return 143
@@ -130,6 +128,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "FEDPRISM_DEBUG=1 shows where.",
             code=3,
         )
+
+
+def _answer(command: Any, arguments: list[str] | None) -> Any:
+    """What the command returns. An EOFError is an error like others, of which click makes an interrupt."""
+    try:
+        return command.main(args=arguments, prog_name="fedprism", standalone_mode=False)
+    except typer.Abort as abort:
+        raise abort.__cause__ or KeyboardInterrupt from None
 
 
 def _misused(error: Exception) -> str:
