@@ -390,7 +390,7 @@ class TestRefusalsAndStatuses:
         observation, _ = fp.simulate(scenario, fp.threats.honest_but_curious, device="cpu")
         seen = observation.rounds[0]
         broken = {**seen.update, "1.weight": seen.update["1.weight"] * torch.nan}
-        with pytest.raises(fp.errors.BadInput, match="finite"):
+        with pytest.raises(fp.errors.BadInput, match="NaN or infinity"):
             fp.run(PARTY, dataclasses.replace(observation, rounds=(dataclasses.replace(seen, update=broken),)))
 
     @pytest.mark.quality

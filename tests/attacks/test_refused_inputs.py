@@ -14,7 +14,7 @@ OTHERS = [kind for kind in KINDS if kind.name in ("text", "dict in, dict out", "
 @pytest.mark.parametrize("name", ["inverting-gradients", "cocktail-party", "dense-inversion"])
 def test_other_inputs_are_refused_in_one_sentence(kind: Kind, name: str) -> None:
     observation, _ = fp.simulate(scenario(kind), fp.threats.honest_but_curious, seed=0)
-    with pytest.raises(fp.errors.NotApplicable, match="one tensor of floating-point numbers, found inputs") as told:
+    with pytest.raises(fp.errors.NotApplicable, match="one input tensor of floating-point numbers, not inputs") as told:
         fp.run(fp.attacks.ATTACKS[name](), observation)
     assert "; " in str(told.value)
     assert str(told.value).endswith(".")

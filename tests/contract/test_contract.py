@@ -210,7 +210,7 @@ class TestAttack:
         seen = observation.rounds[0]
         broken = {key: torch.full_like(value, torch.nan) for key, value in seen.update.items()}
         hurt = dataclasses.replace(observation, rounds=(dataclasses.replace(seen, update=broken),))
-        with pytest.raises(fp.errors.BadInput, match="finite"):
+        with pytest.raises(fp.errors.BadInput, match="NaN or infinity"):
             fp.run(quick(name), hurt)
 
 

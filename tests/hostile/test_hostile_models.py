@@ -55,9 +55,9 @@ def simulated(how: str, samples: int = 3, **settings: Any) -> tuple[fp.Observati
         ("looks something up", r"KeyError: 'weights', in test_hostile_models.py, line \d+"),
         ("changes precision", "default dtype"),
         ("uses threads", "number of threads"),
-        ("returns NaN", "finite loss"),
-        ("writes into its inputs", "changes them in place"),
-        ("records no gradient", "without a gradient"),
+        ("returns NaN", "is nan"),
+        ("writes into its inputs", "changes its inputs in place"),
+        ("records no gradient", "does not depend on trained parameters"),
     ],
 )
 def test_a_misbehaving_model_ends_in_one_sentence(how: str, words: str) -> None:
@@ -92,7 +92,7 @@ def test_a_loss_that_raises_is_told_with_its_place() -> None:
 
 @pytest.mark.parametrize("returned", [torch.ones(3), 3.0, None], ids=["a row", "a number", "nothing"])
 def test_a_loss_that_returns_no_number_is_refused(returned: object) -> None:
-    with pytest.raises(fp.errors.BadInput, match="returns one number"):
+    with pytest.raises(fp.errors.BadInput, match="must return one number"):
         simulated("", loss=lambda outputs, labels: returned)
 
 

@@ -121,10 +121,10 @@ def test_a_reference_may_be_a_word_and_what_is_none_is_refused(photos: fp.data.I
     found, _ = attack(spelt, chain(), photos.batch(range(3)))
     assert (found.diagnostics["reference"], found.diagnostics["dump_class"]) == ("dump_class", CLASSES - 1)
     for settings, words in (
-        ({"reference": "nonsense"}, "reference to be absent_class or dump_class, found 'nonsense'"),
-        ({"nodes": 0}, "nodes to be a whole number"),
-        ({"layers": -1}, "layers to be a whole number"),
-        ({"paths": 0}, "paths to be a whole number"),
+        ({"reference": "nonsense"}, "reference must be absent_class or dump_class, not 'nonsense'"),
+        ({"nodes": 0}, "nodes must be a whole number"),
+        ({"layers": -1}, "layers must be a whole number"),
+        ({"paths": 0}, "paths must be a whole number"),
     ):
         with pytest.raises(fp.errors.BadInput, match=words):
             Mkor(**settings)
@@ -417,10 +417,10 @@ def test_parallel_paths_get_past_dropout(method: Mkor, photos: fp.data.ImageSet)
         with_one += len(single.diagnostics["classes"])
         for answer in (found, single):  # nothing tells that the others are not there
             if answer.diagnostics["classes"]:
-                assert answer.status.startswith("every class that stands out was read")
+                assert answer.status.startswith("every class that is clearly in the batch was read")
                 assert answer.diagnostics["unread_classes"] == [answer.diagnostics["dump_class"]]
             else:
-                assert answer.status.startswith("no class stands out")
+                assert answer.status.startswith("no class differs from the others")
     assert with_many >= there - 1
     assert with_one <= 14
 
