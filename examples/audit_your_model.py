@@ -1,4 +1,4 @@
-"""Audit a model of your own: a plan names it, and the results say which columns of whose rows come back."""
+"""Audit a model of your own: a plan names it, and the results say which columns of whose rows are recovered."""
 
 import tempfile
 from pathlib import Path
@@ -9,7 +9,7 @@ from fedprism import audit
 
 
 def network() -> nn.Module:
-    """The plan names this function: it stands for your own model."""
+    """The plan names this function: in its place, name your own model."""
     return nn.Sequential(nn.Linear(19, 32), nn.ReLU(), nn.Linear(32, 2))
 
 
@@ -22,7 +22,7 @@ def main() -> None:
             cell, columns = row["configuration"], row["metrics"]["columns"]
             print(
                 f"{cell['attack']:>15}, batch of {cell['batch_size']}, {cell['defense']}: {columns['mean']:.0%} of the "
-                f"columns were recovered, {columns['null']:.0%} without any attack"
+                f"columns were recovered, {columns['baseline']:.0%} without any attack"
             )
         print(*found.conclusion["sentences"], sep="\n")
         print(f"{len(found)} records; {sum(outcome.state == 'failed' for outcome in found)} failed")

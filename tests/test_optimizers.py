@@ -161,8 +161,8 @@ def test_every_optimizer_has_a_name_and_shows_how_it_is_made(name: str) -> None:
     ("wrong", "word"),
     [
         ({"optimizer": "adam"}, "such as fp.optimizers.Adam"),
-        ({"optimizer": Adam(), "momentum": 0.9}, "none with Adam"),
-        ({"optimizer": SGD(nesterov=True)}, "above 0 with Nesterov"),
+        ({"optimizer": Adam(), "momentum": 0.9}, "Adam takes none"),
+        ({"optimizer": SGD(nesterov=True)}, "Nesterov's SGD needs momentum above 0"),
     ],
 )
 def test_training_that_does_not_fit_together_is_refused(wrong: dict[str, Any], word: str) -> None:

@@ -118,7 +118,7 @@ def test_a_dry_run_tells_what_cannot_run_and_does_not_price_it(
     path = plan(folder, "Text", "sentences", attacks='attacks = ["inverting-gradients"]')
     assert main(["audit", str(path), "--dry-run"]) == 0
     out = capsys.readouterr().out
-    assert "1 x  cannot run: gradient-matching expects a model that is fed one tensor" in out
+    assert "1 x  cannot run: gradient-matching needs a model with one input tensor" in out
     assert "about 1 s" in out
 
 

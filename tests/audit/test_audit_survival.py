@@ -280,7 +280,7 @@ def test_a_folder_is_continued_only_on_purpose_and_with_the_same_plan(
         run_audit(planned(SMALL.replace("seeds = [0, 1]", "seeds = [0, 1, 2]")), out, resume=True)
     other = written(tmp_path, SMALL.replace('"psnr"', '"mse"'))
     assert cli.main(["audit", str(other), "-o", str(out), "--resume"]) == 2
-    assert "scores.metrics changed" in sentence(capsys)
+    assert "was started: scores.metrics." in sentence(capsys)
     assert (out / "results.json").read_bytes() == results
 
 
@@ -333,7 +333,7 @@ def test_a_place_that_cannot_be_written_is_told_at_once(tmp_path: Path, capsys: 
 
 
 def test_two_audits_do_not_share_a_folder(tmp_path: Path) -> None:
-    with locked(tmp_path), pytest.raises(BadInput, match="another at work"):
+    with locked(tmp_path), pytest.raises(BadInput, match="another audit is running"):
         run_audit(planned(SMALL), tmp_path)
 
 

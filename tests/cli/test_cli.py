@@ -196,7 +196,7 @@ def test_scalar_fields_are_flags_in_any_place(capture: Path) -> None:
         (["--iterations", "many"], "expected --iterations to be a whole number, found 'many'"),
         (["--iterations"], "expected a whole number after --iterations, found nothing"),
         (["--lr", "nan"], "expected --lr to be a finite number, found 'nan'"),
-        (["--labels", "guessed"], "expected --labels to be known or inferred or joint, found 'guessed'"),
+        (["--labels", "guessed"], "expected --labels to be known or inferred or joint or refined, found 'guessed'"),
         (["--unroll=maybe"], "expected --unroll to be true or false, found 'maybe'"),
         (["--restarts", "0"], "at least one restart"),
         (["--labels", "known"], "needs to know 'labels'"),

@@ -60,14 +60,14 @@ def test_noise_may_be_relative_to_each_tensor(kind: type[GaussianNoise], rng: to
     constant = {"w": torch.full((3,), 2.0), "none": torch.zeros(0)}
     assert torch.equal(kind(relative=0.5).on_update(constant, Context(), rng)["w"], constant["w"])
     for wrong in ({}, {"std": 0.1, "relative": 0.1}, {"relative": -1.0}):
-        with pytest.raises(fp.errors.BadInput, match=f"{kind.__name__}'s"):
+        with pytest.raises(fp.errors.BadInput, match=kind.__name__):
             kind(**wrong)
 
 
 @pytest.mark.parametrize("kind", [Prune, GaussianNoise, LaplaceNoise])
 @pytest.mark.parametrize("strength", [-0.1, float("nan"), float("inf"), "0.9", None, True])
 def test_bad_strengths_are_refused(kind: type[Defense], strength: object) -> None:
-    with pytest.raises(fp.errors.BadInput, match=f"{kind.__name__}'s"):
+    with pytest.raises(fp.errors.BadInput, match=kind.__name__):
         kind(strength)  # type: ignore[call-arg]
 
 

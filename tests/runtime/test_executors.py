@@ -147,7 +147,7 @@ def test_a_process_whose_parent_is_gone_ends_without_a_word(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("wrong", [{"workers": 0}, {"timeout": 0.0}, {"timeout": -1.0}])
 def test_senseless_numbers_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(BadInput, match="expected"):
+    with pytest.raises(BadInput, match="must be"):
         Processes(**wrong)
 
 

@@ -65,5 +65,5 @@ def test_answers_of_every_kind_are_counted_one_by_one(name: str) -> None:
 def test_accuracy_of_a_model_without_classes_is_refused() -> None:
     kind = NAMED["squared error"]
     data = fp.Batch(kind.inputs(16), kind.labels(16))
-    with pytest.raises(fp.errors.NotApplicable, match="one score a class"):
+    with pytest.raises(fp.errors.NotApplicable, match="one score per class"):
         utility.measure(lambda seed: build(kind), data, data, epochs=1, batch_size=8, seeds=(0,), loss="mse")

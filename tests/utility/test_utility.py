@@ -196,7 +196,7 @@ def test_batch_norm_and_frozen_layers_train_as_they_should(data: tuple[fp.Batch,
     assert float(model[1].num_batches_tracked) == 10
     assert bool((model[1].running_mean != 0).all())
     assert all(p.grad is None for p in model.parameters())
-    with pytest.raises(BadInput, match="all frozen"):
+    with pytest.raises(BadInput, match="all are frozen"):
         utility.fit(model.requires_grad_(False), data[0], schedule=SHORT, device="cpu")
 
 
@@ -272,7 +272,7 @@ def test_the_record_holds_what_was_measured(data: tuple[fp.Batch, fp.Batch]) -> 
     found = measured(data, Prune(0.9), epochs=1)
     record = found.record({"data": "digits"})
     assert (record.kind, record.accuracy, record.seed) == ("utility", found.accuracy, 0)
-    assert record.cell == {"defense": "Prune(ratio=0.9)", "steps": 15, "data": "digits"}
+    assert record.run == {"defense": "Prune(ratio=0.9)", "steps": 15, "data": "digits"}
     written = json.loads(json_text.as_json(dataclasses.asdict(record)))
     assert written["scores"]["accuracy"] == list(found.accuracies)
     assert written["epsilon"] is None
@@ -356,19 +356,19 @@ def bad(batch: fp.Batch) -> Iterator[tuple[dict[str, object], str]]:
     yield {"epochs": 0}, "epochs"
     yield {"batch_size": 0}, "batch_size"
     yield {"clients": 0}, "clients"
-    yield {"clients": 481}, "a sample for each of 481 clients"
-    yield {"lr": 0.0}, "lr above 0"
+    yield {"clients": 481}, "481 clients need a sample each"
+    yield {"lr": 0.0}, "lr must be above 0"
     yield {"momentum": 1.0}, "momentum"
     yield {"seeds": ()}, "at least one seed"
     yield {"delta": 0.0}, "delta"
     yield {"timed_steps": -1}, "timed_steps"
-    yield {"loss": "hinge"}, "a loss out of"
-    yield {"defense": "prune"}, "expected defenses, one after the other, found 'prune'"
-    yield {"device": "nowhere"}, "a device of this machine"
-    yield {"test": batch[:0]}, "at least one of each in test"
-    yield {"train": fp.Batch(batch.inputs, batch.labels + 5)}, "labels of train from 0 to 9"
+    yield {"loss": "hinge"}, "no loss is called"
+    yield {"defense": "prune"}, "takes defenses such as Prune"
+    yield {"device": "nowhere"}, "no device 'nowhere'"
+    yield {"test": batch[:0]}, "test has 0 inputs"
+    yield {"train": fp.Batch(batch.inputs, batch.labels + 5)}, "labels of train go from 5 to 14"
     yield {"train": fp.Batch(batch.inputs, batch.labels.float())}, "int64"
-    yield {"test": fp.Batch(batch.inputs[:, :, :4], batch.labels)}, "inputs of test that the model accepts"
+    yield {"test": fp.Batch(batch.inputs[:, :, :4], batch.labels)}, "does not accept the inputs of test"
 
 
 @pytest.mark.parametrize("number", range(16))
