@@ -73,7 +73,7 @@ def page() -> str:
 
 
 def _line(item: Mapping[str, Any]) -> str:
-    if item["command"] is None:
+    if item["command"] is None or not item.get("was run", True):
         again = ours = "not run"
     elif not item["numbers"]:
         again, ours = "run; no number to compare", "–"
