@@ -146,7 +146,7 @@ def test_refuses_a_head_without_bias_and_a_class_that_is_not_there(digits: fp.da
     with pytest.raises(fp.NotApplicable, match="output layer with a bias"):
         fished(fp.attacks.class_fishing(), headless, batch)
     small = nn.Sequential(nn.Flatten(), nn.Linear(256, 10))
-    with pytest.raises(fp.NotApplicable, match="class 12, found one of 10"):
+    with pytest.raises(fp.NotApplicable, match="class 12, but this model has one of 10"):
         fished(fp.attacks.ClassFishing(target=12), small, batch)
     with pytest.raises(fp.NotApplicable, match="layers below the last"):
         fished(fp.attacks.ClassFishing(target=3), small, batch)

@@ -166,10 +166,10 @@ def test_refusals(photos: fp.data.ImageSet) -> None:
     with pytest.raises(fp.MissingKnowledge, match="'examples'"):
         fp.run(attack, weighted)
     alone = replace(weighted, rounds=(replace(weighted.rounds[0], clients=1, reduction="mean"),))
-    with pytest.raises(fp.NotApplicable, match="a round in which others took part, found none; add"):
+    with pytest.raises(fp.NotApplicable, match="a round in which others took part, but there is none; add"):
         fp.run(attack, alone)
-    with pytest.raises(fp.NotApplicable, match="a global model that moves, found that it stood still"):
+    with pytest.raises(fp.NotApplicable, match="a global model that moves, but it did not"):
         fp.run(attack, played(photos, 2, 1, frozen=True)[0])
     other = replace(weighted, knowledge=replace(weighted.knowledge, participation=torch.ones(3, 2)))
-    with pytest.raises(fp.errors.BadInput, match="participation as 1 rounds x clients"):
+    with pytest.raises(fp.errors.BadInput, match="participation must have the shape 1 rounds x clients"):
         fp.run(attack, other)

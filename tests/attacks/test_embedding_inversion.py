@@ -162,14 +162,14 @@ def test_an_update_that_is_scaled_number_by_number_still_tells_the_tokens() -> N
 
 
 def test_noise_in_every_row_is_refused() -> None:
-    with pytest.raises(fp.NotApplicable, match="found more with one"):
+    with pytest.raises(fp.NotApplicable, match="but more have one"):
         attacked(built(Recurrent), texts(4), defense=fp.defenses.GaussianNoise(0.1))
 
 
 def test_models_without_tables_are_refused() -> None:
     model = nn.Sequential(nn.Linear(LENGTH, CLASSES))
     batch = fp.Batch(torch.rand(2, LENGTH), torch.tensor([0, 1]))
-    with pytest.raises(fp.NotApplicable, match="expects a table"):
+    with pytest.raises(fp.NotApplicable, match="needs a table"):
         attacked(model, batch)
 
 

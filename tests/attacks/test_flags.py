@@ -28,7 +28,7 @@ def test_plans_set_them_too_and_are_told_what_is_wrong() -> None:
     assert changed.batchnorm.pull is Pull.RUNNING  # type: ignore[attr-defined]
     for settings, words in (
         ({"restart": 1}, "did you mean restarts"),
-        ({"restarts": 1.5}, "restarts to be a whole number"),
+        ({"restarts": 1.5}, "restarts must be a whole number"),
         ({"restarts": 20}, "race times restarts"),
         ({"starts": 1}, "has no setting 'starts'"),
     ):
@@ -53,16 +53,16 @@ def test_terms_of_the_objective_have_weights() -> None:
 
 def test_words_and_numbers_that_are_none_are_refused() -> None:
     for words, complaint in (
-        (["--decoder", "best"], "--decoder to be midpoint or interpolated"),
-        (["--decoder"], "after --decoder, found nothing"),
-        (["--iterations", "5"], "a flag of this attack"),  # the midpoint has none
+        (["--decoder", "best"], "--decoder must be midpoint or interpolated"),
+        (["--decoder"], "--decoder must be followed by midpoint or interpolated"),
+        (["--iterations", "5"], "no flag '--iterations'"),  # the midpoint has none
         (["--brightness", "0.4,x"], "numbers such as"),
         (["--brightness", "0.4/0.5"], "numbers such as"),
         (["--normalization", "inf,1/1,1"], "numbers such as"),
     ):
         with pytest.raises(fp.errors.BadInput, match=complaint):
             flags.apply(words, fp.attacks.mkor())
-    with pytest.raises(fp.errors.BadInput, match="sought to be holds-class or negative"):
+    with pytest.raises(fp.errors.BadInput, match="sought must be holds-class or negative"):
         configured(fp.attacks.property_inference(), {"sought": 3}, "property-inference")
 
 

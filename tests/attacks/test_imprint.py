@@ -82,5 +82,5 @@ def test_refuses_what_it_cannot_imprint(model: nn.Module, reason: str) -> None:
 
 
 def test_settings_out_of_range_are_refused() -> None:
-    with pytest.raises(fp.errors.BadInput, match="spread above 0"):
+    with pytest.raises(fp.errors.BadInput, match="spread must be above 0"):
         fp.attacks.Imprint(spread=0.0)

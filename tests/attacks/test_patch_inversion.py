@@ -173,7 +173,7 @@ def test_dropout_is_read_but_not_certified(photos: fp.data.ImageSet, rng: torch.
 
 
 def test_a_batch_is_refused(photos: fp.data.ImageSet, rng: torch.Generator) -> None:
-    with pytest.raises(fp.NotApplicable, match="update of one sample, found one of 4"):
+    with pytest.raises(fp.NotApplicable, match="update of one sample, not of 4"):
         attacked(small_vit(), photos.draw(4, rng))
 
 

@@ -189,7 +189,7 @@ def test_same_seed_same_answer(halves: tuple[fp.Batch, fp.Batch]) -> None:
 def test_data_without_the_property_and_missing_knowledge_are_refused(halves: tuple[fp.Batch, fp.Batch]) -> None:
     plain = scenario(halves, Negative(), HALF[:2], fp.FedSGD())
     attack = PropertyInference(sought=HoldsClass(10), shadows=20)
-    with pytest.raises(fp.errors.BadInput, match=r"HoldsClass\(label=10\).*found 0 and 600"):
+    with pytest.raises(fp.errors.BadInput, match=r"HoldsClass\(label=10\).*not 0 and 600"):
         fp.run(attack, fp.simulate(plain, SEES_CLIENTS)[0])
     for field in ("public_data", "batch_size", "model", "loss"):
         with pytest.raises(fp.MissingKnowledge, match=f"'{field}'"):

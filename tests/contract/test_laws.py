@@ -198,9 +198,9 @@ CASES = {
     "class-fishing": Case(fishing, fc2, digits(0, 1, 2, 3, 4, 5)),
 }
 REFUSED = {
-    "embedding-inversion": "found more with one",
+    "embedding-inversion": "but more have one",
     "token-inversion": "to tell the tokens of the batch",
-    "span-inversion": "found none",
+    "span-inversion": "there are none",
 }
 """What attacks say that refuse noise."""
 SEARCHES = frozenset(

@@ -35,5 +35,5 @@ def test_a_preset_changes_what_is_asked_and_nothing_else() -> None:
 
 
 def test_a_changed_preset_is_checked_as_any_attack() -> None:
-    with pytest.raises(fp.FedprismError, match="at least one iteration"):
+    with pytest.raises(fp.FedprismError, match="iterations at least one"):
         fp.attacks.idlg(iterations=0)

@@ -116,7 +116,7 @@ def test_batch_normalisation_by_the_batch_itself_is_a_guess(batch: fp.Batch) -> 
 def test_a_batch_of_no_samples_is_refused_in_one_sentence(batch: fp.Batch, size: int) -> None:
     observation, _ = seen(network(), batch)
     wrong = dataclasses.replace(observation, knowledge=dataclasses.replace(observation.knowledge, batch_size=size))
-    with pytest.raises(BadInput, match=f"expected a batch_size of at least 1, found {size}; leave it out"):
+    with pytest.raises(BadInput, match=f"batch_size must be at least 1, not {size}; leave it out"):
         fp.run(PARTY, wrong, device="cpu")
     with pytest.raises(ValueError, match="expected at least 1 component"):
         unmix(torch.ones(4, 5), components=size)

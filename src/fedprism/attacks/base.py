@@ -133,7 +133,7 @@ def _answer_to_one(attack: UpdateAttack, observation: Observation, rng: torch.Ge
     if summed is False and not attack.reads_scaled_updates:
         optimizer = type(observation.knowledge.local_optimizer).__name__
         raise NotApplicable(
-            f"{attack.name} expects updates that are sums of gradients, found clients that train with {optimizer}, "
+            f"{attack.name} needs updates that are sums of gradients, but clients train with {optimizer}, "
             "which scales each entry by itself; use gradient-matching instead."
         )
     answer = attack.attack_update(observation, rng)

@@ -69,7 +69,7 @@ class ClassFishing(UpdateAttack):
     def __post_init__(self) -> None:
         if self.target < 0 or not self.bias > 0:
             raise BadInput(
-                f"expected a class number from 0 and a bias above 0, found class {self.target} and bias {self.bias}; "
+                f"the class number must be at least 0 and the bias above 0, not {self.target} and {self.bias}; "
                 "change the one that is out of range."
             )
 
@@ -94,8 +94,8 @@ class ClassFishing(UpdateAttack):
         if last is None or last.bias is None or bias is None or self.target >= len(bias):
             layer = "none" if bias is None else f"one of {len(bias)} classes"
             raise NotApplicable(
-                f"class-fishing expects a dense output layer with a bias and a class {self.target}, found {layer}; "
-                "choose another class or another attack."
+                f"class-fishing needs a dense output layer with a bias and a class {self.target}, but this model "
+                f"has {layer}; choose another class or another attack."
             )
         others = torch.arange(len(bias), device=bias.device) != self.target
         weight = last.rows(params).masked_fill(others.unsqueeze(1), 0.0)
@@ -112,7 +112,7 @@ class ClassFishing(UpdateAttack):
         _check(observation)
         size = observation.knowledge.batch_size
         if not isinstance(size, int):
-            raise NotApplicable(f"class-fishing expects one batch_size, found {size}; give one number.")
+            raise NotApplicable(f"class-fishing needs one batch_size, not {size}; give one number.")
         gradient, unit = _counted(observation, last, target, size)
         counted = -float(gradient[last.bias or ""][target]) / unit.size
         count = max(round(counted), 0)
@@ -142,7 +142,7 @@ def _output_layer(observation: Observation, round: Round) -> Operation:
     last = network_map(observation).output_layer()
     if last is None or last.bias is None or last.bias not in round.update or last.weight not in round.update:
         raise NotApplicable(
-            "class-fishing expects the weight and the bias of a dense output layer in the update, found none; "
+            "class-fishing needs the weight and the bias of a dense output layer, but the update does not hold them; "
             "use gradient-matching instead."
         )
     return last
@@ -150,10 +150,10 @@ def _output_layer(observation: Observation, round: Round) -> Operation:
 
 def _check(observation: Observation) -> None:
     if not losses.is_cross_entropy(observation.knowledge.loss):
-        raise NotApplicable("class-fishing expects cross-entropy, found another loss; use gradient-matching instead.")
+        raise NotApplicable("class-fishing needs cross-entropy, not another loss; use gradient-matching instead.")
     if observation.round.kind == "delta" and (local_steps(observation.round, observation.knowledge) or 1) > 1:
         raise NotApplicable(
-            "class-fishing expects a gradient, or one local step, found a delta of several steps; "
+            "class-fishing needs a gradient or one local step, but the update is a delta of several steps; "
             "use gradient-matching instead."
         )
 
@@ -167,7 +167,7 @@ def _counted(observation: Observation, last: Operation, target: int, batch: int)
         if unit is not None:
             readings.append((gradient, unit))
     if not readings:
-        raise NotApplicable(f"class-fishing expects a gradient of '{last.bias}', found zeros; fish another update.")
+        raise NotApplicable(f"class-fishing needs a gradient of '{last.bias}', not zeros; fish another update.")
     return min(readings, key=lambda reading: reading[1].misfit)
 
 
@@ -202,7 +202,9 @@ def _fished(
     """
     body = {name: scale * tensor for name, tensor in gradient.items() if name not in (last.weight, last.bias)}
     if not body:
-        raise NotApplicable("class-fishing expects layers below the last one, found none; use dense-inversion instead.")
+        raise NotApplicable(
+            "class-fishing needs layers below the last one, but there are none; use dense-inversion instead."
+        )
     device = next(iter(body.values())).device
     knowledge = dataclasses.replace(
         observation.knowledge, batch_size=count, labels=torch.full((count,), target, device=device)

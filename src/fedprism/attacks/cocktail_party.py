@@ -83,7 +83,7 @@ class CocktailParty(UpdateAttack):
     def __post_init__(self) -> None:
         if min(self.matching, self.matching_iterations, self.images or 0) < 0:
             raise BadInput(
-                f"expected matching, matching_iterations and images of at least 0, found {self.matching}, "
+                f"matching, matching_iterations and images must be at least 0, not {self.matching}, "
                 f"{self.matching_iterations} and {self.images}; change the one that is out of range."
             )
 
@@ -104,7 +104,7 @@ class CocktailParty(UpdateAttack):
         layer = attacked_layer(network, round.update)
         if layer is None:
             raise NotApplicable(
-                "cocktail-party expects a dense layer and its gradient, found none in this model and update; "
+                "cocktail-party needs a dense layer and its gradient, but this model and update hold none; "
                 "use gradient-matching instead."
             )
         entrance = entrance_of(observation, layer)
@@ -157,9 +157,7 @@ class CocktailParty(UpdateAttack):
         size = observation.knowledge.batch_size
         components = size if isinstance(size, int) else None
         if components is not None and components < 1:
-            raise BadInput(
-                f"expected a batch_size of at least 1, found {components}; leave it out to have samples counted."
-            )
+            raise BadInput(f"batch_size must be at least 1, not {components}; leave it out to have samples counted.")
         image_shape = None if entrance is None else observation.knowledge.sample_shape
         box = None if entrance is None or image_shape is None else _flat_box(observation, image_shape, entrance)
         known = _classifies(observation, network) and _feeds_all(observation, round, network, layer)

@@ -62,8 +62,8 @@ class OtherClients(Reduction):
         for number, round in enumerate(observation.rounds):
             if not any(bool(moved.any()) for moved in round.update.values()):
                 raise NotApplicable(
-                    f"the curious client expects a global model that moves, found that it stood still in round "
-                    f"{round.index}; leave that round out."
+                    f"the curious client needs a global model that moves, but it did not in round {round.index}; "
+                    "leave that round out."
                 )
             cohort = _cohort(observation, round, number)
             if cohort.others == 0:
@@ -73,7 +73,7 @@ class OtherClients(Reduction):
             statuses[OthersStatus.ONE if cohort.others == 1 else OthersStatus.SEVERAL] = None
         if not parts:
             raise NotApplicable(
-                "the curious client expects a round in which others took part, found none; add clients or rounds."
+                "the curious client needs a round in which others took part, but there is none; add clients or rounds."
             )
         if not _repeatable(observation):
             statuses["its own share is repeated up to chance (order of batches, noise)"] = None
@@ -122,7 +122,7 @@ def _cohort(observation: Observation, round: Round, number: int) -> _Cohort:
     if knowledge.participation is not None:
         if knowledge.participation.dim() != 2 or len(knowledge.participation) != len(observation.rounds):
             raise BadInput(
-                f"expected participation as {len(observation.rounds)} rounds x clients, found shape "
+                f"participation must have the shape {len(observation.rounds)} rounds x clients, not "
                 f"{tuple(knowledge.participation.shape)}; correct it."
             )
         present = knowledge.participation[number].bool().cpu()

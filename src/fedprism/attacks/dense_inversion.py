@@ -74,7 +74,7 @@ class DenseInversion(UpdateAttack):
         layer = network.fed_by_input(round.update) or network.fed_by_input()
         if layer is None:
             raise NotApplicable(
-                "dense-inversion expects a dense layer fed by the input, found none in this model; "
+                "dense-inversion needs a dense layer fed by the input, but this model has none; "
                 "use gradient-matching instead."
             )
         gradient = direction(round, observation.knowledge)
@@ -114,8 +114,8 @@ def _gradient(layer: Operation, gradient: Update) -> tuple[Tensor, Tensor]:
     """The layer's weight and bias gradient."""
     if layer.bias is None or layer.bias not in gradient or layer.weight not in gradient:
         raise NotApplicable(
-            f"dense-inversion expects the weight and the bias of '{layer.weight}' in the update, "
-            f"found no {'bias' if layer.weight in gradient else 'weight'}; use gradient-matching instead."
+            f"dense-inversion needs the weight and the bias of '{layer.weight}' in the update, "
+            f"but there is no {'bias' if layer.weight in gradient else 'weight'}; use gradient-matching instead."
         )
     return layer.rows(gradient), gradient[layer.bias]
 

@@ -76,7 +76,7 @@ class Disaggregation(Reduction, Attack):
     def __post_init__(self) -> None:
         if self.count_tolerance < 0 or not self.time_limit > 0:
             raise BadInput(
-                f"expected a count_tolerance of at least 0 and a time_limit above 0, found {self.count_tolerance} and "
+                f"count_tolerance must be at least 0 and time_limit above 0, not {self.count_tolerance} and "
                 f"{self.time_limit}; change the one that is out of range."
             )
 
@@ -213,14 +213,16 @@ def _check_rounds(rounds: Sequence[Round]) -> None:
     """Refuse rounds whose updates are not sums of one set of vectors."""
     first = rounds[0]
     if len({(round_.kind, round_.reduction) for round_ in rounds}) > 1:
-        raise BadInput("expected one kind of update and one reduction, found several; attack the rounds that agree.")
+        raise BadInput(
+            "rounds must have one kind of update and one reduction, not several; attack the rounds that agree."
+        )
     shapes = {name: tensor.shape for name, tensor in first.update.items()}
     for round_ in rounds:
         if {name: tensor.shape for name, tensor in round_.update.items()} != shapes:
-            raise BadInput(f"expected the same tensors in every update, found others in round {round_.index}; omit it.")
+            raise BadInput(f"every update must hold the same tensors, but round {round_.index} holds others; omit it.")
         if not same_tensors(round_.params, first.params):
             raise NotApplicable(
-                f"disaggregation expects the same model in every round, found another one in round {round_.index}; "
+                f"disaggregation needs the same model in every round, but round {round_.index} has another one; "
                 "attack the rounds that share a model."
             )
 
@@ -246,7 +248,7 @@ class _Federation(NamedTuple):
         users, unnamed = columns.matrix.shape[1], columns.unnamed
         if self.examples is not None and len(self.examples) != users and (len(self.examples) > users or not unnamed):
             raise BadInput(
-                f"expected the number of examples of each of {users} users, found {len(self.examples)} numbers; "
+                f"examples must hold one number for each of {users} users, not {len(self.examples)} numbers; "
                 "correct or withhold them."
             )
         names = list(self.names or (f"client-{user}" for user in range(users)))
@@ -267,11 +269,12 @@ def _federation(observation: Observation) -> _Federation:
     if matrix is not None:
         if matrix.dim() != 2 or len(matrix) != len(rounds):
             raise BadInput(
-                f"expected participation as {len(rounds)} rounds x users, found {tuple(matrix.shape)}; correct it."
+                f"participation must have the shape {len(rounds)} rounds x users, not {tuple(matrix.shape)}; "
+                "correct it."
             )
         known = matrix.nan_to_num(-1) if matrix.dtype.is_floating_point else matrix
         if not bool(((known == 0) | (known == 1) | (known == -1)).all()):
-            raise BadInput("expected participation of 0, 1, and NaN or -1 where unknown, found others; correct it.")
+            raise BadInput("participation must be 0 or 1, and NaN or -1 if unknown, not another number; correct it.")
         return _Federation(None, known.to(torch.int8), observation.knowledge.examples)
     cohorts = [round_.participants for round_ in rounds if round_.participants is not None]
     if len(cohorts) < len(rounds):
@@ -301,13 +304,13 @@ def _factors(name: str, observation: Observation, federation: _Federation) -> Te
             sizes = sizes if isinstance(sizes, tuple) else (sizes,) * count
             if len(sizes) != count:
                 raise BadInput(
-                    f"expected batch_size as one for each of {count} rounds, found {len(sizes)}; correct it."
+                    f"batch_size must be one number for each of {count} rounds, not {len(sizes)}; correct it."
                 )
             return torch.tensor(sizes)
         if len(set(examples)) > 1:
             raise NotApplicable(
-                "disaggregation of weighted means expects to know how many examples were trained on in each round, "
-                "found users with different numbers of them and an unknown participation; grant batch_size or the "
+                "disaggregation of weighted means needs to know how many examples were trained on in each round, "
+                "but users have different numbers of them and their participation is unknown; grant batch_size or the "
                 "participation."
             )
     cohorts = matrix.sum(1) if matrix is not None else observation.knowledge.cohort_sizes
@@ -380,7 +383,7 @@ def _status(names: Sequence[str], kept: Collection[int], columns: _Columns, iden
         )
     if identified is not None:
         if identified.noise is None:
-            sentences.append("no more rounds than users, so that errors cannot be told")
+            sentences.append("no more rounds than users, so errors cannot be told")
         sentences.append(str(identified.status.value))
     return "; ".join(sentences)
 

@@ -56,7 +56,7 @@ class Encodings(Attack):
 
     def __post_init__(self) -> None:
         if not self.ridge >= 0:
-            raise BadInput(f"expected a ridge of at least 0, found {self.ridge}; 0.001 is usual.")
+            raise BadInput(f"ridge must be at least 0, not {self.ridge}; 0.001 is usual.")
 
     @property
     def needs(self) -> frozenset[str]:
@@ -131,7 +131,7 @@ class Encodings(Attack):
         if encodings.inputs is None or len(encodings.inputs) != size:
             answers = 0 if encodings.inputs is None else len(encodings.inputs)
             raise NotApplicable(
-                f"{self.name} expects {size} encodings behind an update, found {answers} by {self.inner.name}; "
+                f"{self.name} needs {size} encodings behind an update, but {self.inner.name} returned {answers}; "
                 "use an inner attack that answers for every sample of a batch."
             )
         # Rows that were fitted to different soft labels come in the order of these.
@@ -139,9 +139,9 @@ class Encodings(Attack):
         ordered = size == 1 or ("labels" in self.inner.needs and distinct)
         if unknown := encodings.ambiguity - ({"order"} if ordered else set()) - ({"sign"} if self.masked else set()):
             raise NotApplicable(
-                f"{self.name} expects encodings of which it is known which is which, found {self.inner.name} to leave "
-                f"the {' and '.join(sorted(unknown))} open; grant soft labels that differ to an attack that uses "
-                "them, or attack updates of one mixture."
+                f"{self.name} needs to know which encoding is which, but {self.inner.name} leaves the "
+                f"{' and '.join(sorted(unknown))} open; grant soft labels that differ to an attack that uses them, "
+                "or attack updates of one mixture."
             )
         if isinstance(labels, Tensor) and is_soft(labels):
             return _Answer(encodings.tensor, labels, encodings.status)
@@ -171,7 +171,7 @@ def each_update(observation: Observation) -> tuple[Observation, ...]:
     """One observation per update, with that update's own statistics."""
     if any(round.clients != 1 for round in observation.rounds):
         raise NotApplicable(
-            "decoding expects updates of single clients, found aggregates of several; disaggregate them first."
+            "decoding needs updates of single clients, not aggregates of several; disaggregate them first."
         )
     return split_updates(observation)
 
@@ -182,8 +182,8 @@ def mixtures_behind(mixing: Told, singles: Sequence[Observation]) -> list[Tensor
     for number, (single, rows) in enumerate(zip(singles, mixtures, strict=True)):
         if single.knowledge.batch_size != len(rows):
             raise NotApplicable(
-                f"decoding expects as many mixtures behind an update as it has samples, found {len(rows)} and "
-                f"{single.knowledge.batch_size} in update {number}; attack clients that take one local step a round."
+                f"decoding needs as many mixtures behind an update as it has samples, but update {number} has "
+                f"{len(rows)} and {single.knowledge.batch_size}; attack clients that take one local step per round."
             )
     return mixtures
 

@@ -113,10 +113,10 @@ def converted(value: Any, name: str, kind: Kind) -> Any:
         if issubclass(kind, Enum):
             return kind(value)
     except ValueError:
-        raise BadInput(f"expected {name} to be {_wanted(kind)}, found {shown(value)}; correct it.") from None
+        raise BadInput(f"{name} must be {_wanted(kind)}, not {shown(value)}.") from None
     wanted = (int, float) if kind is float else (kind,)
     if not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool):
-        raise BadInput(f"expected {name} to be {_wanted(kind)}, found {shown(value)}; correct it.")
+        raise BadInput(f"{name} must be {_wanted(kind)}, not {shown(value)}.")
     return kind(value)
 
 
@@ -212,7 +212,7 @@ def _following(left: deque[str], flag: str, kind: Kind) -> str:
     if kind is bool:
         return left.popleft() if left and left[0].lower() in TRUTH else "true"
     if not left:
-        raise BadInput(f"expected {_wanted(kind)} after --{flag}, found nothing; give one.")
+        raise BadInput(f"--{flag} must be followed by {_wanted(kind)}, not by nothing.")
     return left.popleft()
 
 
@@ -225,7 +225,7 @@ def _from_text(text: str, flag: str, kind: Kind) -> Any:
             raise ValueError
         return value
     except (ValueError, KeyError) as error:
-        raise BadInput(f"expected {flag} to be {_wanted(kind)}, found {shown(text)}; correct it.") from error
+        raise BadInput(f"{flag} must be {_wanted(kind)}, not {shown(text)}.") from error
 
 
 def _wanted(kind: Kind) -> str:
@@ -240,7 +240,7 @@ def _unknown(word: str, available: list[str]) -> BadInput:
     flag, everything = word.partition("=")[0], f"use one of {', '.join(available)}."
     hint = nearest(flag, available)
     close = f"{hint.removesuffix('?')}, or {everything}" if hint.endswith("?") else everything
-    return BadInput(f"expected a flag of this attack, found {shown(flag)}; {close}")
+    return BadInput(f"this attack has no flag {shown(flag)}; {close}")
 
 
 def _plain(kind: Kind, value: Any) -> str:

@@ -74,7 +74,7 @@ class Imprint(UpdateAttack):
     def __post_init__(self) -> None:
         if not self.spread > 0 or not 0 < self.floor < 1:
             raise BadInput(
-                f"expected a spread above 0 and a floor between 0 and 1, found {self.spread} and {self.floor}; "
+                f"spread must be above 0 and floor between 0 and 1, not {self.spread} and {self.floor}; "
                 "change the one that is out of range."
             )
 
@@ -167,14 +167,14 @@ def _layers(network: NetworkMap | None) -> _Layers:
             if first.bias is not None and plain and same(torch.relu(first.outputs), second.inputs):
                 return _Layers(first.weight, first.bias, second.weight)
     raise NotApplicable(
-        "imprint expects a dense layer with a bias, a ReLU and a dense layer as the first layers of the model, "
-        f"found {reason}; use mkor or class-fishing instead."
+        "imprint needs a dense layer with a bias, a ReLU and a dense layer as the first layers of the model, "
+        f"but it has {reason}; use mkor or class-fishing instead."
     )
 
 
 def _update(round: Round, name: str) -> Tensor:
     if name not in round.update:
-        raise NotApplicable(f"imprint expects '{name}' in the update, found none; record the whole update.")
+        raise NotApplicable(f"imprint needs '{name}', but the update does not hold it; record the whole update.")
     return round.update[name]
 
 

@@ -104,7 +104,7 @@ def _mixtures(name: str, observation: Observation) -> tuple[tuple[Observation, .
     if mixing is None or mixing.coefficients is None:
         raise MissingKnowledge(name, "mixing")
     if knowledge.defense is not None and any(isinstance(part, InstaHide) for part in knowledge.defense.members):
-        raise NotApplicable(f"{name} expects mixtures without random signs, found InstaHide; use instahide-decoding.")
+        raise NotApplicable(f"{name} needs mixtures without random signs, not InstaHide; use instahide-decoding.")
     singles = each_update(observation)
     matrix = torch.zeros(len(mixing.mapping), int(mixing.mapping.max()) + 1, dtype=torch.float64)
     matrix.scatter_add_(1, mixing.mapping.cpu(), mixing.coefficients.double().cpu())

@@ -83,7 +83,7 @@ class PatchInversion(UpdateAttack):
         size = observation.knowledge.batch_size
         if isinstance(size, int) and size > 1:
             raise NotApplicable(
-                f"patch-inversion expects the update of one sample, found one of {size}; use row-space-inversion for "
+                f"patch-inversion needs the update of one sample, not of {size}; use row-space-inversion for "
                 "few patches, else gradient-matching."
             )
         level, spread = _expected(observation, layer)
@@ -200,12 +200,12 @@ def _layer(observation: Observation, gradient: Update) -> PatchLayer:
     layer = patch_layer(observation)
     if layer is None:
         raise NotApplicable(
-            "patch-inversion expects a first layer that cuts the input into patches which do not overlap, "
-            "found none in this model; use gradient-matching instead."
+            "patch-inversion needs a first layer that cuts the input into patches which do not overlap, "
+            "but this model has none; use gradient-matching instead."
         )
     if layer.weight not in gradient:
         raise NotApplicable(
-            f"patch-inversion expects the gradient of '{layer.weight}', found none in the update; "
+            f"patch-inversion needs the gradient of '{layer.weight}', but the update does not hold it; "
             "use gradient-matching instead."
         )
     return layer
@@ -225,8 +225,8 @@ def _solved(
         position = layer.position
         missing = "no parameter is added to its patches" if position is None else f"'{position}' is not sent"
         raise NotApplicable(
-            f"patch-inversion expects the gradient of a position parameter behind '{layer.weight}', or of the first "
-            f"attention, found that {missing} and no attention is fed by its patches; use gradient-matching instead."
+            f"patch-inversion needs the gradient of a position parameter behind '{layer.weight}', or of the first "
+            f"attention, but {missing} and no attention is fed by its patches; use gradient-matching instead."
         )
     weight = matrix.rows(observation.round.params)
     # What the layer is fed of a blank input is a part of what it returns for it, and not of what is added.

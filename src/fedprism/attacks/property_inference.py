@@ -83,8 +83,8 @@ class PropertyInference(Attack):
     def __post_init__(self) -> None:
         if not 0 < self.fraction <= 1 or self.shadows < FEWEST_SHADOWS or self.widest < 1:
             raise BadInput(
-                f"expected a fraction in (0, 1], at least {FEWEST_SHADOWS} shadows and widest of at least 1, "
-                f"found {self.fraction}, {self.shadows} and {self.widest}; change the one that is out of range."
+                f"fraction must be in (0, 1], shadows at least {FEWEST_SHADOWS} and widest at least 1, "
+                f"not {self.fraction}, {self.shadows} and {self.widest}; change the one that is out of range."
             )
 
     @property
@@ -140,8 +140,8 @@ class PropertyInference(Attack):
         )
         if not len(holding) or not len(plain):
             raise BadInput(
-                f"expected public_data with and without the property {self.sought!r}, found {len(holding)} and "
-                f"{len(plain)} samples of these; give data with both, or name another property."
+                f"public_data must hold samples with and without the property {self.sought!r}, not {len(holding)} and "
+                f"{len(plain)} of these; give data with both, or name another property."
             )
         return holding, plain
 

@@ -130,14 +130,14 @@ class RowSpaceInversion(UpdateAttack):
         readings = [each for each in readings if size * len(each.space.directions) <= self.most_open]
         if not readings and silent is not None:
             raise NotApplicable(
-                f"row-space-inversion expects a gradient of '{silent}', found zeros, as in the first step of LoRA; "
-                "attack a later round."
+                f"row-space-inversion needs a gradient of '{silent}', but it is all zeros, as in the first step of "
+                "LoRA; attack a later round."
             )
         if not readings:
             raise NotApplicable(
-                "row-space-inversion expects a first layer that is applied at fewer places than it has units and "
-                f"inputs and leaves at most {self.most_open} numbers open, found none for {size} samples of this "
-                "model; use gradient-matching instead."
+                "row-space-inversion needs a first layer that is applied at fewer places than it has units and "
+                f"inputs and leaves at most {self.most_open} numbers open, but this model has none for {size} "
+                "samples; use gradient-matching instead."
             )
         return min(readings, key=lambda reading: len(reading.space.directions))
 
@@ -283,7 +283,7 @@ def _possible_labels(observation: Observation, size: int) -> list[Tensor]:
     classes = given.outputs[0] if len(given.outputs) == 1 and losses.is_cross_entropy(observation.knowledge.loss) else 0
     if not 0 < math.comb(classes + size - 1, size) <= MOST_LABELS:
         raise NotApplicable(
-            f"row-space-inversion expects labels that the update tells, found that they have to be {given.note}; "
+            f"row-space-inversion needs labels that the update tells, but they have to be {given.note}; "
             "grant the labels."
         )
     return [torch.tensor(labels) for labels in itertools.combinations_with_replacement(range(classes), size)]

@@ -109,7 +109,7 @@ def test_a_single_samples_yes_or_no_is_read_off_the_signs(labels: list[float], o
 def test_labels_that_cannot_be_inferred_are_looked_for_and_the_status_says_so() -> None:
     model = seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 1)))
     answer, _, unexplained = answered(model, rand(1, 1, 8, 8), torch.tensor([0.7]), "mse", iterations=400)
-    assert "optimised jointly, because inferring labels expects softmax cross-entropy, found mse" in answer.status
+    assert "optimised jointly, because inferring labels needs softmax cross-entropy, not mse" in answer.status
     assert unexplained is not None
     assert unexplained < 0.1
 
@@ -187,7 +187,7 @@ class Once(nn.Module):
 
 
 def test_an_operation_without_another_form_is_refused_by_name() -> None:
-    with pytest.raises(fp.errors.NotApplicable, match="second derivative, found rounding"):
+    with pytest.raises(fp.errors.NotApplicable, match="second derivative, but rounding"):
         answered(seeded(Once), rand(1, 1, 8, 8), torch.tensor([1]))
 
 

@@ -367,7 +367,7 @@ def test_the_same_answer_from_a_capture(small: fp.data.ImageSet, tmp_path: Path)
 def test_a_model_without_batch_norm_is_refused(name: str, small: fp.data.ImageSet) -> None:
     model = fp.models.build("lenet", input_shape=(3, 16, 16), classes=10, seed=0)
     observation, _ = observed(model, batch_of(small))
-    with pytest.raises(fp.NotApplicable, match=r"expects a model with batch-norm layers, found none.*; use") as caught:
+    with pytest.raises(fp.NotApplicable, match=r"needs a model with batch-norm layers, but .* has none; use") as caught:
         fp.run(fp.attacks.ATTACKS[name](), observation)
     assert "\n" not in str(caught.value)
 
@@ -382,9 +382,9 @@ def changed(knowledge: Knowledge, name: str, tensor: Tensor | None) -> Knowledge
 def test_statistics_that_do_not_fit_are_refused(small: fp.data.ImageSet) -> None:
     observation, _ = observed(network(), batch_of(small))
     for tensor, words in (
-        (None, r"'4.var' of 8 channels in batchnorm_exact, found none; give"),
-        (torch.ones(7), r"'4.var' of 8 channels in batchnorm_exact, found one of shape \(7,\); give"),
-        (-torch.ones(8), r"variance in batchnorm_exact, found -1 in '4.var'; give"),
+        (None, r"batchnorm_exact must hold a '4.var' of 8 channels, but it is missing; give"),
+        (torch.ones(7), r"batchnorm_exact must hold a '4.var' of 8 channels, but it has the shape \(7,\); give"),
+        (-torch.ones(8), r"'4.var' in batchnorm_exact must hold variances of at least 0, not -1"),
     ):
         odd = dataclasses.replace(observation, knowledge=changed(observation.knowledge, "4.var", tensor))
         for attack in (bn_exact(), GradientMatching(batchnorm=BatchNorm(normalise=Normalise.EXACT))):
@@ -397,5 +397,5 @@ def test_settings_out_of_range_are_refused() -> None:
         BatchNorm(normalise="batch")  # type: ignore[arg-type]
     with pytest.raises(fp.errors.BadInput, match="none or exact or running"):
         BatchNorm(pull="own")  # type: ignore[arg-type]
-    with pytest.raises(fp.errors.BadInput, match="pull_weight above 0"):
+    with pytest.raises(fp.errors.BadInput, match="pull_weight must be above 0"):
         BatchNorm(pull_weight=0.0)

@@ -369,7 +369,7 @@ def test_equation_20_changes_only_what_leads_from_copies_to_copies() -> None:
     assert shares["3.weight"] == 6 * 24 / 32**2
     assert shares["6.weight"] == 24 * 96 / (32 * 128)
     assert shares["10.weight"] == CLASSES / 128
-    with pytest.raises(fp.NotApplicable, match="expects a dump class"):
+    with pytest.raises(fp.NotApplicable, match="needs a dump class"):
         Mkor(disguise=disguise).tamper(model, params, torch.Generator())
 
 
@@ -507,7 +507,7 @@ def test_the_lattice_of_vgg16() -> None:
         (lambda: fp.models.build("resnet18", classes=10), "branches"),
         (lambda: fp.models.build("fc2", input_shape=(3, 32, 32)), "no convolution"),
         (lambda: chain(channels=(4, 8)), "at least 6 channels"),
-        (lambda: chain(hidden=8, classes=10), "nodes a class"),
+        (lambda: chain(hidden=8, classes=10), "nodes per class"),
     ],
 )
 def test_networks_that_the_construction_does_not_fit_are_refused(model: Any, reason: str) -> None:
@@ -574,7 +574,7 @@ def test_a_trapdoor_of_another_origin_is_refused(hurt: Any, photos: fp.data.Imag
     observation, _ = fp.simulate(scenario, fp.threats.malicious_server, seed=0, server=mkor())
     assert observation.trapdoor is not None
     other = dataclasses.replace(observation, trapdoor=hurt(dict(observation.trapdoor)))
-    with pytest.raises(fp.errors.BadInput, match="expected a trapdoor that mkor made"):
+    with pytest.raises(fp.errors.BadInput, match="trapdoor must be the one that mkor made"):
         fp.run(mkor(), other)
 
 

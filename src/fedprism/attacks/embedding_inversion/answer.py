@@ -44,7 +44,7 @@ def rows_in_use(observation: Observation, gradient: Update, lookup: Lookup, samp
     used = used_rows(gradient[table], observation.round.params[table], most, difference=difference)
     if used is None or not len(used.rows):
         raise NotApplicable(
-            f"embedding-inversion expects a gradient in those rows of '{table}' that were used and in no others, found "
-            f"{'more' if used is None else 'none'} with one; use gradient-matching for floating-point inputs."
+            f"embedding-inversion needs a gradient in those rows of '{table}' that were used and in no others, but "
+            f"{'more have' if used is None else 'none has'} one; use gradient-matching for floating-point inputs."
         )
     return used

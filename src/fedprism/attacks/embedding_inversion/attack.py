@@ -63,8 +63,8 @@ class EmbeddingInversion(UpdateAttack):
         lookups = tuple(lookup for lookup in coded.lookups if lookup.operation.weight in gradient)
         if not lookups:
             raise NotApplicable(
-                "embedding-inversion expects a table in the update that entries of the input are looked up in, found "
-                "none; use gradient-matching for floating-point inputs."
+                "embedding-inversion needs a table in the update that entries of the input are looked up in, but there "
+                "is none; use gradient-matching for floating-point inputs."
             )
         size = observation.knowledge.batch_size
         samples = size if isinstance(size, int) else None

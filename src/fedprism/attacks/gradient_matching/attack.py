@@ -123,7 +123,7 @@ class GradientMatching(UpdateAttack):
         object.__setattr__(self, "labels", Labels(choice(self.labels, "labels", Labels)))
         if self.lr <= 0 or self.iterations < 1:
             raise BadInput(
-                f"expected lr > 0 and at least one iteration, found lr {self.lr} and {self.iterations} iterations; "
+                f"lr must be above 0 and iterations at least one, not lr {self.lr} and {self.iterations} iterations; "
                 "change the one that is out of range."
             )
 
@@ -168,8 +168,8 @@ class GradientMatching(UpdateAttack):
             if (remaining := once_only(error)) is None:
                 raise
             raise NotApplicable(
-                f"gradient-matching expects operations with a second derivative, found {remaining}, which has none; "
-                "put a form of it into the model that has one."
+                f"gradient-matching needs operations with a second derivative, but {remaining} has none; "
+                "put a form of it that has one into the model."
             ) from error
         return replace(answer, status=f"{answer.status}; {operation} {IN_ANOTHER_FORM}")
 
@@ -178,7 +178,7 @@ class GradientMatching(UpdateAttack):
         forward, pull = self.forward(observation, update)
         batch = observation.knowledge.batch_size
         if not isinstance(batch, int):
-            raise NotApplicable(f"gradient-matching expects one batch_size, found {batch}; give one number.")
+            raise NotApplicable(f"gradient-matching needs one batch_size, not {batch}; give one number.")
         labels = given_labels(self.labels, observation, update, batch)
         shape, box = (batch, *observation.knowledge.sample_shape), input_box(observation)
         task_of = partial(self._task, labels=labels, pull=pull, shape=shape, box=box)

@@ -71,7 +71,7 @@ class BatchNorm(EvaluableRepr):
         object.__setattr__(self, "normalise", Normalise(choice(self.normalise, "normalise", Normalise)))
         object.__setattr__(self, "pull", Pull(choice(self.pull, "pull", Pull)))
         if not self.pull_weight > 0:
-            raise BadInput(f'expected pull_weight above 0, found {self.pull_weight}; set pull="none" to do without it.')
+            raise BadInput(f'pull_weight must be above 0, not {self.pull_weight}; set pull="none" to do without it.')
 
     @property
     def needs(self) -> frozenset[str]:
@@ -133,7 +133,7 @@ def _some_layers(model: nn.Module, choice: str) -> dict[str, _BatchNorm]:
     layers = batchnorm_layers(model)
     if not layers:
         raise NotApplicable(
-            f"{choice} expects a model with batch-norm layers, found none in {type(model).__name__}; "
+            f"{choice} needs a model with batch-norm layers, but {type(model).__name__} has none; "
             "use inverting-gradients, which does without them."
         )
     return layers
@@ -146,7 +146,7 @@ def _given(knowledge: Knowledge, field: str, layers: dict[str, _BatchNorm], para
         raise MissingKnowledge("the attacker's batch norm", field)
     if isinstance(statistics, tuple):
         raise NotApplicable(
-            f"an attack on one update expects its statistics in {field}, found those of {len(statistics)} updates; "
+            f"{field} must hold the statistics of the one update attacked, not those of {len(statistics)} updates; "
             "hand it one update with its own."
         )
     like = next(iter(params.values()))
@@ -159,11 +159,11 @@ def _given(knowledge: Knowledge, field: str, layers: dict[str, _BatchNorm], para
 def _checked(statistics: Update, name: str, field: str, layer: _BatchNorm) -> Tensor:
     tensor = statistics.get(name)
     if tensor is None or tensor.shape != (layer.num_features,):
-        shape = "none" if tensor is None else f"one of shape {tuple(tensor.shape)}"
+        held = "is missing" if tensor is None else f"has the shape {tuple(tensor.shape)}"
         raise BadInput(
-            f"expected a '{name}' of {layer.num_features} channels in {field}, found {shape}; "
+            f"{field} must hold a '{name}' of {layer.num_features} channels, but it {held}; "
             "give a mean and a var for every batch-norm layer of the model."
         )
     if name.endswith(".var") and not bool((tensor >= 0).all()):
-        raise BadInput(f"expected a variance in {field}, found {tensor.min():g} in '{name}'; give none below zero.")
+        raise BadInput(f"'{name}' in {field} must hold variances of at least 0, not {tensor.min():g}.")
     return tensor.detach()

@@ -222,7 +222,7 @@ def local_protocol(observation: Observation, round: Round) -> FedAvg:
         # One step on each client's whole batch averages to one step on the union; several steps do not.
         if protocol.epochs > 1 or (local_steps(round, knowledge) or 1) > 1:
             raise NotApplicable(
-                f"unrolling expects one client's local training, found an aggregate of {round.clients} clients over "
+                f"unrolling needs one client's local training, not an aggregate of {round.clients} clients over "
                 "several local steps; disaggregate first, or set unroll=False."
             )
         protocol = dataclasses.replace(protocol, batch_size=None)
@@ -241,8 +241,8 @@ def input_box(observation: Observation) -> tuple[Tensor, Tensor] | None:
     shape = observation.knowledge.sample_shape or (len(normalization[0]),)
     if {len(part) for part in normalization} != {shape[0]}:
         raise BadInput(
-            f"expected a mean and a std for each of {shape[0]} channels, found {len(normalization[0])} and "
-            f"{len(normalization[1])}; correct the normalization."
+            f"the normalization must hold a mean and a std for each of {shape[0]} channels, not "
+            f"{len(normalization[0])} and {len(normalization[1])}; correct it."
         )
     one_pixel = (1, *[1] * len(shape))
     return to_inputs(low.view(one_pixel), normalization), to_inputs(high.view(one_pixel), normalization)

@@ -38,7 +38,7 @@ def inferred_labels(observation: Observation, round: Round, batch: int, network:
     last = network.output_layer()
     if last is None or last.weight not in round.update:
         raise NotApplicable(
-            "inferring labels expects a dense output layer in the update, found none; "
+            "inferring labels needs a dense output layer in the update, but there is none; "
             'set labels="joint" or grant the labels.'
         )
     known = observation.knowledge.loss
@@ -51,7 +51,7 @@ def inferred_labels(observation: Observation, round: Round, batch: int, network:
         class_grad = -class_grad  # no batch makes so many classes negative: the parameters after were subtracted
     if adds_gradients(round, observation.knowledge) is False and int((class_grad < 0).sum()) != batch:
         raise NotApplicable(
-            "inferring labels of clients that train with Adam expects a class per sample, found that some classes "
+            "inferring labels of clients that train with Adam needs a class of its own per sample, but some classes "
             'occur several times; set labels="joint" or grant the labels.'
         )
     predicted, crowded = None, len(class_grad) < COUNTING_RATIO * batch
@@ -60,7 +60,7 @@ def inferred_labels(observation: Observation, round: Round, batch: int, network:
     recovery = label_counts(class_grad, batch, probabilities=predicted, loss=loss or "unknown")
     if len(recovery.labels) != batch:
         raise NotApplicable(
-            f"inferring labels expects softmax cross-entropy, found {loss or 'a loss of its own'}; "
+            f"inferring labels needs softmax cross-entropy, not {loss or 'a loss of its own'}; "
             'set labels="joint" or grant the labels.'
         )
     return recovery

@@ -119,8 +119,8 @@ def _link(loss: str | LossFn | None, outputs: tuple[int, ...]) -> Link:
         return NUMBERS
     if len(outputs) == 2:
         raise NotApplicable(
-            f"looking for labels along with the inputs expects one label a sample, found outputs of shape {outputs}, "
-            "one row a token; grant the labels."
+            f"looking for labels along with the inputs needs one label per sample, not outputs of shape {outputs}, "
+            "one row per token; grant the labels."
         )
     return CLASSES
 
@@ -144,6 +144,6 @@ def _check_labels(labels: Tensor, batch: int, outputs: tuple[int, ...]) -> None:
         fits = labels.shape == (batch, *outputs)
     if not fits:
         raise BadInput(
-            f"expected {batch} labels that fit outputs of shape {outputs}, found shape {tuple(labels.shape)} with "
-            f"largest value {labels.max().item():g}; give the labels of this batch."
+            f"labels must be {batch} labels that fit outputs of shape {outputs}, not of shape {tuple(labels.shape)} "
+            f"with largest value {labels.max().item():g}; give the labels of this batch."
         )

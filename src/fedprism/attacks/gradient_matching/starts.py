@@ -38,7 +38,7 @@ class Starts(EvaluableRepr):
     def __post_init__(self) -> None:
         if self.restarts < 1 or not 0 <= self.race * self.restarts < 1:
             raise BadInput(
-                f"expected at least one restart and race times restarts in [0, 1), found {self.restarts} restarts and "
+                f"restarts must be at least one, and race times restarts in [0, 1), not {self.restarts} restarts and "
                 f"a race of {self.race}; leave iterations for the winner."
             )
 

@@ -187,9 +187,7 @@ class Mkor(UpdateAttack):
         stack = stack_of(model, round.params, knowledge.sample_shape)
         layout, head = _opened(trapdoor, stack)
         if head.dump is not None and not losses.is_cross_entropy(knowledge.loss or "cross_entropy"):
-            raise NotApplicable(
-                "mkor expects cross-entropy for its dump class, found another loss; use an absent class."
-            )
+            raise NotApplicable("mkor needs cross-entropy for its dump class, not another loss; use an absent class.")
         reading = _read(observation, round, stack, layout, head)
         images, decoded = self._decode(knowledge.sample_shape, stack, layout, reading)
         blended = reading.counts > 1
@@ -292,7 +290,7 @@ def _opened(trapdoor: Mapping[str, Tensor], stack: Stack) -> tuple[Layout, Head]
             and (head.dump or 0) < stack.classes
         )
     if not fits:
-        raise BadInput("expected a trapdoor that mkor made for this network, found another; use the one it came with.")
+        raise BadInput("the trapdoor must be the one that mkor made for this network; use the one it came with.")
     return layout, head
 
 
@@ -303,10 +301,10 @@ def _within(numbers: Tensor, limit: int) -> bool:
 def _check_pixels(attack: Mkor, observation: Observation) -> None:
     knowledge = observation.knowledge
     if knowledge.bounds not in (None, (0.0, 1.0)):
-        raise NotApplicable(f"mkor expects pixels from 0 to 1, found {knowledge.bounds}; scale the images.")
+        raise NotApplicable(f"mkor needs pixels from 0 to 1, not {knowledge.bounds}; scale the images.")
     if knowledge.normalization is not None and knowledge.normalization != attack.normalization:
         raise NotApplicable(
-            f"mkor expects inputs normalised by {attack.normalization}, found {knowledge.normalization}; tamper with "
+            f"mkor needs inputs normalised by {attack.normalization}, not {knowledge.normalization}; tamper with "
             "an attack that has the clients' normalization."
         )
 
@@ -314,15 +312,15 @@ def _check_pixels(attack: Mkor, observation: Observation) -> None:
 def _read(observation: Observation, round: Round, stack: Stack, layout: Layout, head: Head) -> Reading:
     batch = observation.knowledge.batch_size
     if not isinstance(batch, int):
-        raise NotApplicable(f"mkor expects one batch size, found {batch}; observe one update.")
+        raise NotApplicable(f"mkor needs one batch size, not {batch}; observe one update.")
     name = stack.dense[0].name
     missing = [part for part in ("weight", "bias") if f"{name}.{part}" not in round.update]
     if missing:
         raise NotApplicable(
-            f"mkor expects the gradient of '{name}.{missing[0]}', found it frozen; it has to be trained."
+            f"mkor needs the gradient of '{name}.{missing[0]}', but it is frozen; it has to be trained."
         )
     if (local_steps(round, observation.knowledge) or 1) > 1 and round.kind == "delta":
-        raise NotApplicable("mkor expects one gradient step, found several steps; let clients take one step.")
+        raise NotApplicable("mkor needs one gradient step, not several steps; let clients take one step.")
     ranged, exact = not layout.stretched, _exact(stack)
     gradient = direction(round, observation.knowledge)
     biases = gradient[f"{name}.bias"]
@@ -404,7 +402,7 @@ def _status(reading: Reading, decoded: Decoded | None, blended: int, exact: bool
     if not reading.unique:
         parts.append("other counts of samples fit as well")
     if not exact:
-        parts.append("dropout or sigmoids weigh samples unequally, so that counts are estimates")
+        parts.append("dropout or sigmoids weigh samples unequally, so counts are estimates")
     if decoded is not None:
         parts.append(str(decoded.status))
     return "; ".join(parts)

@@ -58,7 +58,7 @@ class Disguise:
     def __post_init__(self) -> None:
         if not (self.gain > 0 and self.noise >= 0 and self.ratio > 0 and self.beta > 0):
             raise BadInput(
-                f"expected a gain, a ratio and a beta above 0 and noise of at least 0, found {self.gain}, "
+                f"gain, ratio and beta must be above 0 and noise at least 0, not {self.gain}, "
                 f"{self.ratio}, {self.beta} and {self.noise}; change the one that is out of range."
             )
 
@@ -213,7 +213,7 @@ def _pixels(colours: int, normalization: Normalization | None) -> tuple[list[_Li
     mean, std = normalization or ((0.0,) * colours, (1.0,) * colours)
     if {len(mean), len(std)} != {colours}:
         raise NotApplicable(
-            f"mkor expects a mean and a std for each of {colours} channels, found {len(mean)} and {len(std)}; "
+            f"mkor needs a mean and a std for each of {colours} channels, not {len(mean)} and {len(std)}; "
             "correct its normalization."
         )
     return list(zip(std, mean, strict=True)), [(-s, 1.0 - m) for m, s in zip(mean, std, strict=True)]
@@ -251,8 +251,9 @@ def _check_blurring(stack: Stack, shifting: frozenset[int], copies: int) -> None
         or not _fits(stack, shifting, copies)
     ):
         raise NotApplicable(
-            "mkor expects convolutions of 3 x 3 padded by 1, maximum pools of 2 x 2, no batch norm and a third more "
-            "channels than copies to send the blurred image along, found others or fewer; leave blurred off."
+            "mkor needs convolutions of 3 x 3 padded by 1, maximum pools of 2 x 2, no batch norm and a third more "
+            "channels than copies to send the blurred image along, but this model has others or fewer; leave "
+            "blurred off."
         )
 
 
@@ -262,13 +263,13 @@ def _polarities(stack: Stack) -> int:
     kinds = {pool.average for pool in pools}
     activations = {convolution.activation for convolution in stack.convolutions}
     if any(convolution.norm for convolution in stack.convolutions) and (True in kinds or "sigmoid" in activations):
-        raise NotApplicable("mkor expects batch norm before ReLUs and maximum pools, found others; use class-fishing.")
+        raise NotApplicable("mkor needs ReLUs and maximum pools behind batch norm, not others; use class-fishing.")
     if len(kinds) > 1 or (False in kinds and "sigmoid" in activations):
         raise NotApplicable(
-            "mkor expects maximum pools behind ReLUs, or average pools throughout, found a mixture; use class-fishing."
+            "mkor needs maximum pools behind ReLUs, or average pools throughout, not a mixture; use class-fishing."
         )
     if any(pool.padding for pool in pools if pool.average):
-        raise NotApplicable("mkor expects average pools without padding, found some with it; use class-fishing.")
+        raise NotApplicable("mkor needs average pools without padding, but some have it; use class-fishing.")
     return 2 if False in kinds else 1
 
 
@@ -293,7 +294,7 @@ def _shifting(stack: Stack, steps: list[int], copies: int, layers: int | None) -
         if _fits(stack, chosen, copies) and (layers is None or count <= layers):
             return chosen
     raise NotApplicable(
-        f"mkor expects at least {copies} channels in every convolution, found fewer; use class-fishing."
+        f"mkor needs at least {copies} channels in every convolution, but some have fewer; use class-fishing."
     )
 
 

@@ -97,11 +97,11 @@ def plant_head(
     }
     sides = disguise is not None and len(stack.dense) > 1 and "relu" in stack.activations
     if disguise is not None and nodes > 1:
-        raise NotApplicable("mkor expects one node a class in its inconspicuous form, found more; leave nodes at 1.")
+        raise NotApplicable("mkor needs one node per class in its inconspicuous form, not more; leave nodes at 1.")
     if disguise is not None and disguise.untouched and reference is not Reference.DUMP_CLASS and len(stack.dense) > 1:
         raise NotApplicable(
-            "mkor expects a dump class if weights to the logits stay as they were, because logits then differ, found "
-            "an absent class; set reference to dump_class."
+            "mkor needs a dump class, not an absent class, if weights to the logits stay as they were, because "
+            "logits then differ; set reference to dump_class."
         )
     gates = 2 if sides else nodes
     rows = _places(stack, gates, _paths(stack, gates, paths), disguise, rng)
@@ -131,9 +131,9 @@ def _paths(stack: Stack, gates: int, wanted: int | None) -> int:
     most = min(first, room)
     if most < 1 or (wanted or 1) > most:
         raise NotApplicable(
-            f"mkor expects {gates * (wanted or 1)} nodes a class in the first dense layer and {wanted or 1} in the "
-            f"others, found {stack.dense[0].layer.out_features} and {room * stack.classes} for {stack.classes} "
-            "classes; ask for fewer nodes or paths."
+            f"mkor needs {gates * (wanted or 1)} nodes per class in the first dense layer and {wanted or 1} in the "
+            f"others, but there are {stack.dense[0].layer.out_features} and {room * stack.classes} for "
+            f"{stack.classes} classes; ask for fewer nodes or paths."
         )
     return wanted or (min(most, MOST_PARALLEL) if stack.dropout > 0 else 1)
 
@@ -176,7 +176,7 @@ def _equal_rows(
         return
     if "sigmoid" in stack.activations or layout.stretched:
         raise NotApplicable(
-            "mkor expects ReLUs without batch norm to gate several nodes a class, found others; leave nodes at 1."
+            "mkor needs ReLUs without batch norm for several nodes per class, but there are others; leave nodes at 1."
         )
     weight[rows] = _brightness(stack, layout, weight)
     offset = 0.0 if layout.averages else 0.5  # half of max - (1 - min), plus this, is the mean of max and min

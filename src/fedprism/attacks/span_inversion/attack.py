@@ -164,10 +164,11 @@ def _determined(layers: list[SpannedLayer], together: int, shape: tuple[int, ...
 
 def _check(layers: list[SpannedLayer], together: int, shape: tuple[int, ...], samples: int) -> None:
     if not _determined(layers, together, shape):
-        found = ", ".join(layer.candidate.operation.weight for layer in layers) or "none"
+        names = ", ".join(layer.candidate.operation.weight for layer in layers)
+        those = f"only {names} are such layers" if names else "there are none"
         raise NotApplicable(
-            f"span-inversion expects layers that {samples} sample{'s' * (samples > 1)} feed at fewer places than the "
-            f"layers have units, enough to determine an image, found {found}; use gradient-matching instead."
+            f"span-inversion needs layers that {samples} sample{'s' * (samples > 1)} feed at fewer places than the "
+            f"layers have units, enough to determine an image, but {those}; use gradient-matching instead."
         )
 
 

@@ -66,7 +66,7 @@ class TokenInversion(UpdateAttack):
         found = find_tokens(model, layers)
         if not len(found.tokens):
             raise NotApplicable(
-                f"token-inversion expects '{found.reading.reader.name}' to tell the tokens of the batch, found that "
+                f"token-inversion needs '{found.reading.reader.name}' to tell the tokens of the batch, but "
                 f"{found.status} (rank {found.reading.space.rank} of {found.reading.space.rows})"
                 f"{_first_step(gradient)}; use a smaller batch or more rows."
             )

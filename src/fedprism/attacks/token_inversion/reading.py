@@ -165,8 +165,8 @@ def own_layers(layers: list[Reading]) -> list[Reading]:
     own = [reading for reading in layers if reading.reader.sight is Sight.OWN]
     if not own:
         raise NotApplicable(
-            "token-inversion expects an update of a layer that is fed each token by itself, such as the projections of "
-            "the first attention or adapters on them, found none that is not zero and is fed nearly the same in all of "
-            "local training; of heads, prefixes or deeper layers alone, labels may still be told."
+            "token-inversion needs an update of a layer that is fed each token by itself, such as the projections of "
+            "the first attention or adapters on them, but there is none that is not zero and is fed nearly the "
+            "same in all of local training; of heads, prefixes or deeper layers alone, labels may still be told."
         )
     return own
