@@ -105,7 +105,7 @@ def add(folder: Path) -> int:
     item = next((item for item in items if item.get("recipe") == results["recipe"]), None)
     if item is None or results["settings"]["quick"] or not results["complete"]:
         raise BadInput(
-            f"expected a complete run, not a quick one, of a recipe with numbers in {NUMBERS.name}, found "
+            f"the folder must hold a complete run, not a quick one, of a recipe with numbers in {NUMBERS.name}, not "
             f"{results['recipe']}, quick: {results['settings']['quick']}, complete: {results['complete']}."
         )
     found = list(_measured(results["rows"], item))

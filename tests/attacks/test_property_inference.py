@@ -32,7 +32,7 @@ def test_features_are_absolute_weights_with_the_largest_of_each_kernel() -> None
 def test_wide_tensors_and_biases_are_left_out() -> None:
     update = {"a": torch.zeros(4, 3, 5, 5), "b": torch.zeros(4), "c": torch.zeros(10, 12), "d": torch.zeros(11, 12)}
     assert telling_tensors(update, widest=120) == ("a", "c")
-    with pytest.raises(ValueError, match=r"at most 5 connections.*raise widest"):
+    with pytest.raises(ValueError, match=r"at most 5 connections.*Raise widest"):
         telling_tensors(update, widest=5)
 
 

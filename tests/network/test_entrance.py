@@ -118,5 +118,5 @@ def test_a_batch_of_no_samples_is_refused_in_one_sentence(batch: fp.Batch, size:
     wrong = dataclasses.replace(observation, knowledge=dataclasses.replace(observation.knowledge, batch_size=size))
     with pytest.raises(BadInput, match=f"batch_size must be at least 1, not {size}; leave it out"):
         fp.run(PARTY, wrong, device="cpu")
-    with pytest.raises(ValueError, match="expected at least 1 component"):
+    with pytest.raises(ValueError, match="components must be at least 1"):
         unmix(torch.ones(4, 5), components=size)

@@ -206,12 +206,12 @@ def test_a_repeated_image_is_not_blown_up(photos: fp.data.ImageSet) -> None:
 
 @pytest.mark.parametrize("image_shape", [None, (3072,), (3, 16, 16)])
 def test_total_variation_without_an_image_is_refused(image_shape: tuple[int, ...] | None) -> None:
-    with pytest.raises(ValueError, match="expected an image_shape of 3072 entries"):
+    with pytest.raises(ValueError, match="image_shape must hold 3072 entries"):
         separate(FAST, torch.rand(2, 3072), image_shape)
 
 
 def test_numbers_that_are_not_finite_are_refused() -> None:
-    with pytest.raises(ValueError, match="expected finite mixtures"):
+    with pytest.raises(ValueError, match="mixtures must be finite"):
         separate(FAST, torch.full((2, 3072), torch.nan), SHAPE)
 
 

@@ -145,7 +145,7 @@ def test_batches_have_the_labels_they_are_said_to_have(data: study.Data) -> None
     random = drawn(labels.AS_DRAWN, 24)
     assert len(set(random)) > 1
     assert max(random.count(number) for number in range(8)) > 3
-    with pytest.raises(BadInput, match="expected 500 images of one class"):
+    with pytest.raises(BadInput, match="500 images of one class are needed"):
         labels.compose(labels.ONE_CLASS, 500, data.train, 0, 0)
 
 
@@ -352,5 +352,5 @@ def test_where_nothing_is_repeated_the_two_attackers_are_one(data: study.Data) -
 
 
 def test_more_batches_than_images_are_refused() -> None:
-    with pytest.raises(BadInput, match="at most 40 images to attack, found 80"):
+    with pytest.raises(BadInput, match="at most 40 images to attack, not 80"):
         next(table.run(replace(QUICK, sizes=(16,), batches=5, iterations=1), say))

@@ -99,12 +99,15 @@ def stack_of(model: nn.Module, params: Update, shape: tuple[int, ...] | None = N
         chain.add(step)
     convolutions, dense = tuple(chain.convolutions), tuple(chain.dense)
     if not convolutions or not dense or chain.features is None:
-        raise NotApplicable(f"{_EXPECTED}, found {len(convolutions)} and {len(dense)} of these; {_INSTEAD}")
+        raise NotApplicable(
+            f"{_NEEDED}, but this network has {len(convolutions)} convolutions and {len(dense)} dense layers. "
+            f"{_INSTEAD}"
+        )
     return Stack(convolutions=convolutions, dense=dense, shape=(shape[0], shape[1], shape[2]), features=chain.features)
 
 
-_EXPECTED = "mkor expects a plain chain of convolutions, activations and pools, then dense layers"
-_INSTEAD = "use class-fishing or gradient-matching for this network."
+_NEEDED = "mkor needs a plain chain of convolutions, activations and pools, then dense layers"
+_INSTEAD = "Use class-fishing or gradient-matching for this network."
 
 
 class _Step(NamedTuple):
@@ -154,9 +157,11 @@ def _steps(model: nn.Module, params: Update, inputs: Tensor) -> list[_Step]:
             chain.append(step)
             wanted = step.call.data()
             if sum(map(is_marked, tensors_in((step.call.args, step.call.kwargs)))) > 1:
-                raise NotApplicable(f"{_EXPECTED}, found branches that '{step.call.name}' joins; {_INSTEAD}")
+                raise NotApplicable(
+                    f"{_NEEDED}, but this network has branches that '{step.call.name}' joins. {_INSTEAD}"
+                )
     if not chain:
-        raise NotApplicable(f"{_EXPECTED}, found none that returns one tensor; {_INSTEAD}")
+        raise NotApplicable(f"{_NEEDED}, but this network does not return one tensor. {_INSTEAD}")
     return chain[::-1]
 
 
@@ -183,7 +188,7 @@ class _Chain:
         elif isinstance(module, nn.BatchNorm2d) and self.convolutions and not self.dense:
             self._change(norm=name)
         elif module is not None:
-            raise NotApplicable(f"{_EXPECTED}, found '{name}', a {type(module).__name__}; {_INSTEAD}")
+            raise NotApplicable(f"{_NEEDED}, but '{name}' is of type {type(module).__name__}. {_INSTEAD}")
         elif step.call.name in _POOLS:
             self._pool(_pool_of(step.call))
         elif step.call.name == "dropout" and self.dense:
@@ -193,10 +198,10 @@ class _Chain:
 
     def _add_dense(self, name: str, layer: nn.Linear, step: _Step) -> None:
         if layer.bias is None:
-            raise NotApplicable(f"mkor expects dense layers with biases, found none in '{name}'; {_INSTEAD}")
+            raise NotApplicable(f"mkor needs dense layers with biases, but '{name}' has none. {_INSTEAD}")
         if not self.dense:
             if self.image is None or math.prod(self.image[1:]) != step.fed.shape[1]:
-                raise NotApplicable(f"{_EXPECTED}, found '{name}' fed with something else than images; {_INSTEAD}")
+                raise NotApplicable(f"{_NEEDED}, but '{name}' is fed with something else than images. {_INSTEAD}")
             self.features = self.image[1], self.image[2], self.image[3]
         self.dense.append(Dense(name=name, layer=layer))
 
@@ -204,13 +209,15 @@ class _Chain:
         activation = next((a for a, function in _ACTIVATIONS.items() if same(function(step.fed), step.outputs)), None)
         layers = self.dense or self.convolutions
         if activation is None or not layers or layers[-1].activation != "none":
-            raise NotApplicable(f"{_EXPECTED}, found '{step.call.name}' where none of these can be; {_INSTEAD}")
+            raise NotApplicable(
+                f"{_NEEDED}, but '{step.call.name}' is at a place where none of these can be. {_INSTEAD}"
+            )
         self._change(activation=activation)
 
     def _pool(self, pool: Pool) -> None:
         if self.dense or not self.convolutions:
             raise NotApplicable(
-                f"{_EXPECTED}, found a pool before the first convolution or after a dense layer; {_INSTEAD}"
+                f"{_NEEDED}, but a pool comes before the first convolution or after a dense layer. {_INSTEAD}"
             )
         self._change(pools=(*self.convolutions[-1].pools, pool))
 
@@ -237,14 +244,14 @@ def _pool_of(call: TorchCall) -> Pool:
     stride = _side(sizes.get("stride") or kernel)
     padding, dilation = _side(sizes.get("padding", 0)), _side(sizes.get("dilation", 1))
     if sizes.get("ceil_mode") or dilation != 1 or (average and padding):
-        raise NotApplicable(f"{_EXPECTED}, found a pool of another kind, {sizes}; {_INSTEAD}")
+        raise NotApplicable(f"{_NEEDED}, but one of its pools is of another kind: {sizes}. {_INSTEAD}")
     return Pool(average, kernel, stride, padding)
 
 
 def _side(size: int | tuple[int, ...]) -> int:
     sizes = {size} if isinstance(size, int) else set(size)
     if len(sizes) != 1:
-        raise NotApplicable(f"mkor expects square pools, found one of {size}; {_INSTEAD}")
+        raise NotApplicable(f"mkor needs square pools, but one is of size {size}. {_INSTEAD}")
     return sizes.pop()
 
 
@@ -253,8 +260,8 @@ def _check_convolution(name: str, layer: nn.Conv2d) -> None:
     padded = isinstance(layer.padding, tuple) and len(set(layer.padding)) == 1
     if not (square and padded) or layer.groups != 1 or layer.bias is None:
         raise NotApplicable(
-            f"mkor expects convolutions with square kernels, one group, plain padding and biases, found '{name}' "
-            f"({layer}); {_INSTEAD}"
+            f"mkor needs convolutions with square kernels, one group, plain padding and biases, but '{name}' "
+            f"is {layer}. {_INSTEAD}"
         )
 
 
@@ -262,7 +269,7 @@ def _fitting_shape(model: nn.Module, params: Update) -> tuple[int, int, int]:
     """The shape of a square input that the network takes and whose features need no averaging to fit."""
     first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
     if first is None:
-        raise NotApplicable(f"{_EXPECTED}, found no convolution; {_INSTEAD}")
+        raise NotApplicable(f"{_NEEDED}, but this network has no convolution. {_INSTEAD}")
     shadows = {name: tensor.to("meta") for name, tensor in (*model.named_buffers(), *params.items())}
     for side in dict.fromkeys((*USUAL_SIDES, *range(4, MOST_SIDE))):
         blank = torch.empty(1, first.in_channels, side, side, device="meta")
@@ -272,4 +279,4 @@ def _fitting_shape(model: nn.Module, params: Update) -> tuple[int, int, int]:
             continue
         if all(same(step.fed, step.outputs) for step in steps if step.call.name.startswith("adaptive_")):
             return first.in_channels, side, side
-    raise NotApplicable(f"{_EXPECTED}, found none that takes square images of up to {MOST_SIDE} pixels; {_INSTEAD}")
+    raise NotApplicable(f"{_NEEDED}, but this network takes no square images of up to {MOST_SIDE} pixels. {_INSTEAD}")

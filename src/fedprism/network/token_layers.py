@@ -67,8 +67,8 @@ class TokenModel:
         lookups = early_lookups(observation)
         if not lookups:
             raise NotApplicable(
-                "token-inversion expects a model that looks tokens up in a table, found none; use gradient-matching "
-                "for floating-point inputs."
+                "token-inversion needs a model that looks tokens up in a table, but this model looks up none. "
+                "Use gradient-matching for floating-point inputs."
             )
         self.lookup = max(lookups, key=lambda lookup: (lookup.operation.shape[0], len(lookup.entries)))
         self.vocabulary, self.places = self.lookup.operation.shape[0], len(self.lookup.entries)

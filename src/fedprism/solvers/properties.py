@@ -39,9 +39,7 @@ def telling_tensors(update: Mapping[str, Tensor], *, widest: int = WIDEST) -> tu
     """Names of the tensors that a classifier is shown: weights that join at most `widest` pairs of channels."""
     names = tuple(name for name, t in update.items() if t.dim() > 1 and t.shape[0] * t.shape[1] <= widest)
     if not names:
-        raise ValueError(
-            f"expected a weight tensor of at most {widest} connections in the update, found none; raise widest."
-        )
+        raise ValueError(f"the update holds no weight tensor of at most {widest} connections. Raise widest.")
     return names
 
 
@@ -63,7 +61,7 @@ def infer_property(examples: Tensor, marks: Tensor, observed: Tensor, *, seed: i
     from sklearn.metrics import roc_auc_score
 
     if marks.dtype != torch.bool or bool(marks.all()) or not bool(marks.any()):
-        raise ValueError("expected boolean marks of examples with and without the property, found one kind; give both.")
+        raise ValueError("marks must be boolean, of examples with and without the property, not of one kind.")
     mean, std = examples.mean(0), examples.std(0)
     scale = torch.where(std > 0, std, torch.ones_like(std))
     forest = RandomForestClassifier(

@@ -103,7 +103,7 @@ def blurred_extremes(
 
 class WindowStatus(StrEnum):
     MIDPOINT = "the middle of the tightest bounds"
-    INTERPOLATED = "the middle of the tightest bounds in the lattice's cells, interpolated between them"
+    INTERPOLATED = "the middle of the tightest bounds in the lattice's squares, interpolated between them"
     MEANS = "each pixel has the mean of a window around it"
     FITTED = "the smoothest image with nearly the given windows; its misfit says how nearly"
     CROSSED = "some upper bounds are below lower ones; the middle is used"

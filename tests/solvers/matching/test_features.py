@@ -237,7 +237,7 @@ def test_an_empty_batch_and_a_missing_target(network: nn.Module, images: Tensor)
     nothing = invert_features(network, torch.zeros(0, 2048), images[:0])
     assert len(nothing.inputs) == 0
     assert nothing.status is FeatureStatus.ITERATIONS
-    with pytest.raises(ValueError, match="expected one target an image, found 2 for 3"):
+    with pytest.raises(ValueError, match="target must hold one entry per image, not 2 for 3"):
         invert_features(network, features(network, images)[:2], images)
 
 

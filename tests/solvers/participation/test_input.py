@@ -100,14 +100,17 @@ BUSY = int(COHORTS.argmax())
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"users": 0}, "at least 1 user, found users=0"),
-        ({"count_tolerance": -1}, "count_tolerance as a whole number of at least 0, found -1"),
-        ({"count_tolerance": 0.5}, "count_tolerance as a whole number of at least 0, found 0.5"),
-        ({"cohort_sizes": changed(COHORTS, 3, float("nan"))}, "each cohort size to be a whole number.*nan in round 3"),
-        ({"cohort_sizes": changed(COHORTS, 3, -1)}, "each cohort size .* found -1 in round 3"),
-        ({"cohort_sizes": changed(COHORTS, BUSY, 0)}, f"nobody, found a sum in round {BUSY}"),
-        ({"cohort_sizes": COHORTS, "known": torch.ones(50, 20)}, "no more users known .* found 20 of .* in round 0"),
-        ({"cohort_sizes": torch.ones(4)}, "one cohort size per round"),
+        ({"users": 0}, "users must be at least 1, not 0"),
+        ({"count_tolerance": -1}, "count_tolerance must be a whole number of at least 0, not -1"),
+        ({"count_tolerance": 0.5}, "count_tolerance must be a whole number of at least 0, not 0.5"),
+        (
+            {"cohort_sizes": changed(COHORTS, 3, float("nan"))},
+            "each cohort size must be a .*number.*nan in round 3",
+        ),
+        ({"cohort_sizes": changed(COHORTS, 3, -1)}, "each cohort size .* not -1 in round 3"),
+        ({"cohort_sizes": changed(COHORTS, BUSY, 0)}, f"round {BUSY} has a sum, although"),
+        ({"cohort_sizes": COHORTS, "known": torch.ones(50, 20)}, "more users are known .* in round 0 .*: 20 of"),
+        ({"cohort_sizes": torch.ones(4)}, "one size per round"),
         ({"known": torch.full((50, 20), -2.0)}, "of 0, 1, -1 and NaN"),
     ],
 )
@@ -119,10 +122,10 @@ def test_senseless_options_get_a_sentence(options: dict[str, Any], sentence: str
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"counts": torch.tensor(5)}, "found shapes \\(5, 50\\) and \\(\\)"),
+        ({"counts": torch.tensor(5)}, "shapes are \\(5, 50\\) and \\(\\)"),
         ({"counts": torch.zeros(0, 5)}, "at least one user"),
-        ({"counts": torch.full((20, 5), -7)}, "NaN or -1 where unknown, found -7 for user 0 in window 0"),
-        ({"sums": torch.zeros(0, 40)}, "found no rounds"),
+        ({"counts": torch.full((20, 5), -7)}, "NaN or -1 if unknown, not -7 for user 0 in window 0"),
+        ({"sums": torch.zeros(0, 40)}, "there are no rounds"),
     ],
 )
 def test_senseless_counts_and_sums_get_a_sentence(changes: dict[str, Tensor], sentence: str) -> None:
@@ -150,7 +153,7 @@ def test_overlapping_counts_that_cannot_be_name_user_and_window(windows: Tensor,
     nothing = torch.zeros(50, dtype=torch.bool)
     assert len(read_analytics(windows, counts, None, nothing, 0).fixed) == 20
     counts[4, window] += off
-    sentence = f"user 4 cannot have taken part {int(counts[4, window])} times in window {window};"
+    sentence = f"user 4 cannot have taken part {int(counts[4, window])} times in window {window}[.]"
     with pytest.raises(ValueError, match=sentence):
         read_analytics(windows, counts, None, nothing, 0)
     for possible, tolerance in ((changed(counts, (4, window), -1), 0), (counts, 1)):
@@ -296,16 +299,16 @@ def test_sums_and_matrix_that_do_not_fit_are_refused() -> None:
     broken = planted.sums.clone()
     broken[7, 3] = float("nan")
     for function in (disaggregate, lambda sums, matrix: identifiable_users(matrix, aggregates=sums)):
-        with pytest.raises(ValueError, match="found 50 and 40; give the same"):
+        with pytest.raises(ValueError, match="the sums hold 50 and the matrix 40"):
             function(planted.sums, planted.matrix[:40])
         with pytest.raises(ValueError, match="NaN or infinity in round 7"):
             function(broken, planted.matrix)
-        with pytest.raises(ValueError, match="expected a finite matrix"):
+        with pytest.raises(ValueError, match="matrix \\(rounds, users\\) must be finite"):
             function(planted.sums, planted.matrix[:, :0])
 
 
 def test_sums_without_parameters_are_refused() -> None:
-    with pytest.raises(ValueError, match="found no parameters"):
+    with pytest.raises(ValueError, match="there are no parameters"):
         disaggregate(torch.zeros(50, 0), plant(20, 50).matrix)
 
 

@@ -202,7 +202,7 @@ def test_cohort_sizes_decide_what_is_left() -> None:
     assert torch.equal(found.matrix, planted.matrix)
     # Proofs rest on a user's own counts, not on what the others' columns leave of the cohorts.
     assert int(found.certified.sum()) <= int(alone.certified.sum()) + 8
-    with pytest.raises(ValueError, match="expected one cohort size per round"):
+    with pytest.raises(ValueError, match="cohort_sizes must hold one size per round"):
         recover(planted, cohort_sizes=planted.matrix.sum(1)[:-1])
 
 
@@ -368,12 +368,15 @@ def edit(tensor: Tensor, place: tuple[int, int], value: float) -> Tensor:
     [
         (lambda p: p._replace(sums=edit(p.sums, (4, 2), float("nan"))), "NaN or infinity in round 4"),
         (lambda p: p._replace(counts=edit(p.counts, (5, 2), 11)), "user 5 counted 11 times in window 2 of 10 rounds"),
-        (lambda p: p._replace(counts=edit(p.counts, (5, 2), 0.5)), "counts as whole numbers"),
-        (lambda p: p._replace(counts=p.counts[:, :3]), "expected counts \\(users, windows\\) for 10 windows"),
-        (lambda p: p._replace(windows=p.windows * 2), "windows \\(windows, rounds\\) of zeros and ones"),
+        (lambda p: p._replace(counts=edit(p.counts, (5, 2), 0.5)), "counts must be whole numbers"),
+        (lambda p: p._replace(counts=p.counts[:, :3]), "counts must be a matrix \\(users, windows\\) for 10 windows"),
+        (
+            lambda p: p._replace(windows=p.windows * 2),
+            "windows must be a matrix .* of zeros and ones",
+        ),
         (lambda p: p._replace(windows=p.windows[:, :50]), "over 100 rounds"),
-        (lambda p: p._replace(sums=p.sums[0]), "expected sums of shape \\(rounds, parameters\\)"),
-        (lambda p: p._replace(sums=p.sums[:, :0]), "found no parameters"),
+        (lambda p: p._replace(sums=p.sums[0]), "sums must have the shape \\(rounds, parameters\\)"),
+        (lambda p: p._replace(sums=p.sums[:, :0]), "there are no parameters"),
     ],
 )
 def test_bad_input_gets_a_sentence(change: Callable[[Planted], Planted], sentence: str) -> None:

@@ -139,7 +139,7 @@ def test_columns_of_nobody_who_is_counted_come_after_the_users() -> None:
 
 def test_windows_without_counts_are_refused() -> None:
     planted = plant(10, 60)
-    with pytest.raises(ValueError, match="expected windows and counts, or neither, found only windows"):
+    with pytest.raises(ValueError, match="windows and counts belong together, but only windows are given"):
         recover_participation(planted.sums, planted.windows)
 
 

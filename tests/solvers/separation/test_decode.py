@@ -233,16 +233,16 @@ def test_same_generator_same_answer_and_arguments_left_alone() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"mapping": torch.zeros(3, 4, dtype=torch.int64)}, "a mapping of"),
-        ({"coefficients": torch.ones(24, 3)}, "coefficients of shape"),
-        ({"coefficients": None}, "coefficients, or soft labels"),
-        ({"encodings": torch.full((24, 3, 8, 8), torch.nan)}, "finite encodings"),
+        ({"mapping": torch.zeros(3, 4, dtype=torch.int64)}, "mapping must have shape"),
+        ({"coefficients": torch.ones(24, 3)}, "coefficients must have the shape"),
+        ({"coefficients": None}, "coefficients are needed, or soft labels"),
+        ({"encodings": torch.full((24, 3, 8, 8), torch.nan)}, "encodings must be finite"),
     ],
 )
 def test_bad_arguments_are_refused(change: dict[str, Tensor | None], words: str) -> None:
     planted = encoded(MixUp(4), samples=12, epochs=2, size=8)
     given = {"encodings": planted.encodings, "mapping": planted.mapping, "coefficients": planted.coefficients}
-    with pytest.raises(ValueError, match=f"^expected {words}.*, found .*; .*[.]$"):
+    with pytest.raises(ValueError, match=f"^{words}.*[.] .*[.]$"):
         decode_mixtures(**{**given, **change})  # type: ignore[arg-type]
 
 

@@ -77,8 +77,8 @@ class VictimBatches(Attacked):
             left[self.victim.drawn(self.size, self._rng(number, settings))] = False
         if int(left.sum()) < self.size:
             raise BadInput(
-                f"expected {self.size} images of {self.victim.name} for a rehearsal, found {int(left.sum())} that are "
-                "not attacked; ask for fewer or smaller batches."
+                f"a rehearsal needs {self.size} images of {self.victim.name} that are not attacked, but only "
+                f"{int(left.sum())} are left. Ask for fewer or smaller batches."
             )
         return dataclasses.replace(self.victim, images=part(images, left), maker=None)
 

@@ -125,7 +125,7 @@ def _problem(objective: CocktailObjective, coordinates: Tensor, image_shape: Seq
 def _whitening(mixtures: Tensor) -> tuple[Tensor, Tensor]:
     """V (n, n) such that V (mixtures - mean) has uncorrelated rows of variance one, and the mean (n, 1)."""
     if not mixtures.isfinite().all():
-        raise ValueError("expected finite mixtures, found infinite or missing numbers; leave those out first.")
+        raise ValueError("mixtures must be finite. Leave out infinite and missing numbers first.")
     mean = mixtures.mean(dim=1, keepdim=True)
     centred = mixtures - mean
     values, vectors = torch.linalg.eigh(centred @ centred.T / max(1, mixtures.shape[1] - 1))
@@ -140,8 +140,8 @@ def _sides(image_shape: Sequence[int] | None, features: int) -> tuple[int, ...]:
     sides = tuple(image_shape or ())
     if len(sides) < 2 or math.prod(sides) != features:
         raise ValueError(
-            f"expected an image_shape of {features} entries with height and width for the total variation, "
-            f"found {image_shape}; give the shape or set total_variation to 0."
+            f"image_shape must hold {features} entries, with height and width, for the total variation, "
+            f"not {image_shape}. Give the shape or set total_variation to 0."
         )
     return sides
 

@@ -81,7 +81,7 @@ class Data(NamedTuple):
         """The first `count` of the images that are attacked."""
         if count > len(self.attacked):
             raise BadInput(
-                f"expected at most {len(self.attacked)} images to attack, found {count}; ask for fewer or smaller "
+                f"there are at most {len(self.attacked)} images to attack, not {count}. Ask for fewer or smaller "
                 "batches."
             )
         return self.attacked[:count]
@@ -98,8 +98,8 @@ def cifar10(settings: Settings) -> Data:
     everything = fp.Batch(*(torch.cat([getattr(b, name) for b in batches]) for name in ("inputs", "labels")))
     if len(everything) < TRAIN + TEST:
         raise BadInput(
-            f"expected at least {TRAIN + TEST:,} images of CIFAR-10, found {len(everything):,}; "
-            "put more of it into the data folder."
+            f"at least {TRAIN + TEST:,} images of CIFAR-10 are needed, but the data folder holds "
+            f"{len(everything):,}. Put more of it into the data folder."
         )
     return Data(
         "CIFAR-10",

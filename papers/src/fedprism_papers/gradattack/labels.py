@@ -104,7 +104,9 @@ def compose(kind: str, size: int, images: fp.Batch, seed: int, number: int) -> f
     if kind == ONE_CLASS:
         alike = shuffled[labels == labels[0]]
         if len(alike) < size:
-            raise BadInput(f"expected {size} images of one class, found {len(alike)}; ask for smaller batches.")
+            raise BadInput(
+                f"{size} images of one class are needed, but there are {len(alike)}. Ask for smaller batches."
+            )
         return images[alike[:size]]
     return images[shuffled[_occurrence(labels).argsort(stable=True)[:size]]]
 

@@ -29,7 +29,7 @@ from fedprism.types import Batch, Observation, Reconstruction, Update
 from fedprism_papers.mixing_gradients.convolutions import AsProducts
 from fedprism_papers.mixing_gradients.matching_trials import Trials, TrialStatus, match_trials
 
-ONE_BY_ONE = "attack them one by one, with the attack itself"
+ONE_BY_ONE = "Attack them one by one, with the attack itself."
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -137,25 +137,25 @@ class _Problem:
 
 def _require(holds: bool, words: str) -> None:
     if not holds:
-        raise NotApplicable(f"side-by-side expects {words}; {ONE_BY_ONE}.")
+        raise NotApplicable(f"side-by-side needs {words}. {ONE_BY_ONE}")
 
 
 def _problem(attack: GradientMatching, parts: Sequence[Observation]) -> _Problem:
     if not parts:
-        raise NotApplicable("side-by-side expects at least one update, found none; record a round first.")
+        raise NotApplicable("side-by-side needs at least one update. Record a round first.")
     batch = parts[0].knowledge.batch_size
     if not isinstance(batch, int) or any(part.knowledge.batch_size != batch for part in parts):
-        raise NotApplicable(f"side-by-side expects updates of batches of one size, found several; {ONE_BY_ONE}.")
-    _require(attack.starts.restarts <= 1, f"an attack without restarts, found {attack!r}")
-    _require(isinstance(attack.optimizer, LBFGS), f"an attack with L-BFGS, found {attack!r}")
-    _require(attack.batchnorm.pull is Pull.NONE, f"an attack that pulls no statistics, found {attack!r}")
+        raise NotApplicable(f"side-by-side needs updates of batches of one size, and to know it. {ONE_BY_ONE}")
+    _require(attack.starts.restarts <= 1, f"an attack without restarts, not {attack!r}")
+    _require(isinstance(attack.optimizer, LBFGS), f"an attack with L-BFGS, not {attack!r}")
+    _require(attack.batchnorm.pull is Pull.NONE, f"an attack that pulls no statistics, not {attack!r}")
     forwards = [attack.forward(part, part.rounds[0])[0] for part in parts]
-    unchanged = "gradients that nothing but the loss has changed, found several local steps or a defense on batches or "
+    unchanged = "gradients, not updates of several local steps or by a defense on batches, examples or updates"
     for forward in forwards:
         changes = forward.defense.overrides("on_batch", "on_examples", "on_update")
-        _require(isinstance(forward.protocol, FedSGD) and not changes, f"{unchanged}updates")
+        _require(isinstance(forward.protocol, FedSGD) and not changes, unchanged)
     shapes = {tuple((n, t.shape) for n, t in zip(f.names, f.target, strict=True)) for f in forwards}
-    _require(len(shapes) == 1, "updates of the same parameters, found different ones")
+    _require(len(shapes) == 1, "updates that all hold the same parameters")
     given = [given_labels(attack.labels, part, part.rounds[0], batch) for part in parts]
     labels = [labels.fixed for labels in given if labels.fixed is not None]
     likely = [labels.likely for labels in given if labels.likely is not None]

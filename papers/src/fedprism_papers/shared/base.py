@@ -50,10 +50,10 @@ class Settings:
             value = getattr(self, name)
             numbers = value if isinstance(value, tuple) else () if value is None else (value,)
             if value == () or any(number < 1 for number in numbers):
-                raise BadInput(f"expected {name} of at least 1, found {value}; give a larger number or leave it out.")
+                raise BadInput(f"{name} must be at least 1, not {value}. Give a larger number or leave it out.")
         for condition in self.only:
             if "=" not in condition:
-                raise BadInput(f"expected --only as KEY=VALUE, found '{condition}'; see the rows with --dry-run.")
+                raise BadInput(f"--only takes KEY=VALUE, not '{condition}'. See the rows with --dry-run.")
 
     def sizes_or(self, published: Sequence[int], quick: Sequence[int]) -> tuple[int, ...]:
         return self.sizes or tuple(quick if self.quick else published)
@@ -153,10 +153,10 @@ class Recipe:
         """Refuse settings that would change nothing."""
         for name in EFFORT:
             if getattr(settings, name) and name not in self.options:
-                read = ", ".join(f"--{option}" for option in EFFORT if option in self.options) or "none of these"
+                read = ", ".join(f"--{option}" for option in EFFORT if option in self.options) or "no such option"
                 raise BadInput(
-                    f"expected options that {self.name} reads ({read}), found --{name}, which would change nothing; "
-                    "leave it out."
+                    f"--{name} would change nothing, because {self.name} does not read it: it reads {read}. "
+                    "Leave it out."
                 )
         if settings.listing is not None and "only" not in self.options:
-            raise BadInput(f"expected a recipe that lists its rows first, found {self.name}; run it without --dry-run.")
+            raise BadInput(f"{self.name} does not list its rows first. Run it without --dry-run.")

@@ -66,8 +66,7 @@ def carry_out(recipe: Recipe, settings: Settings, folder: Path, announce: Announ
             publish(complete=False)
     if settings.only and not rows:
         raise BadInput(
-            f"expected --only to name rows of {recipe.name}, found none with {' and '.join(settings.only)}; "
-            "see the rows with --dry-run."
+            f"--only: no row of {recipe.name} has {' and '.join(settings.only)}. See the rows with --dry-run."
         )
     publish(complete=True)
     ResultStore(folder / FINISHED).clear()

@@ -103,7 +103,7 @@ def search(
         import optuna
     except ImportError as error:
         raise BadInput(
-            'expected the package optuna for the search, found none; pip install "fedprism-papers[tuning]".'
+            'optuna, the package for the search, is not installed. Run: pip install "fedprism-papers[tuning]"'
         ) from error
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # else it prints a line a trial
@@ -122,8 +122,8 @@ def search(
     finished = [trial for trial in tried if not math.isnan(trial.score)]
     if not finished:
         raise BadInput(
-            f"expected a finite judgement of at least one of {trials} trials, found none; "
-            "look at the attack with the values you would choose by hand."
+            f"none of {trials} trials has a finite judgement. "
+            "Look at the attack with the values you would choose by hand."
         )
     best = max(finished, key=lambda trial: trial.score)
     return Tuning(values=best.values, score=best.score, trials=tried)
@@ -132,16 +132,16 @@ def search(
 def _check(space: Mapping[str, Range], starts: Sequence[Weights], trials: int) -> None:
     whole(trials, "trials", MOST_TRIALS)
     if not space:
-        raise BadInput("expected at least one range to search, found none; name a weight and where it may lie.")
+        raise BadInput("the search needs at least one range. Name a weight and the range of its values.")
     for name, (low, high) in space.items():
         if not 0 < low < high < math.inf:
             raise BadInput(
-                f"expected a range of {name} with 0 < low < high, found {low:g} to {high:g}; "
+                f"the range of {name} must have 0 < low < high, not {low:g} to {high:g}: "
                 "it is searched on a logarithmic scale."
             )
         for start in starts:
             if not low <= start.get(name, math.nan) <= high:
                 raise BadInput(
-                    f"expected a first value of {name} from {low:g} to {high:g}, found {start.get(name)}; "
-                    "widen the range."
+                    f"the first value of {name} must be from {low:g} to {high:g}, not {start.get(name)}. "
+                    "Change it or widen the range."
                 )

@@ -72,7 +72,9 @@ class Victim:
         """A batch of different images; where there are too few, the rest are mirror images of the first ones."""
         most = len(self.images)
         if size > 2 * most:
-            raise BadInput(f"expected batches of at most {2 * most} images of {self.name}, found {size}; ask for less.")
+            raise BadInput(
+                f"batches can hold at most {2 * most} images of {self.name}, not {size}. Ask for smaller ones."
+            )
         batch = self.images.draw(min(size, most), rng)
         more = batch[: size - len(batch)]
         inputs = torch.cat([batch.tensor, more.tensor.flip(3)])
@@ -320,6 +322,6 @@ def _load_vgg(convolutions: nn.Module, settings: Settings) -> None:
         convolutions.load_state_dict({name.removeprefix(prefix): tensor.float() for name, tensor in tensors.items()})
     except (OSError, SafetensorError, RuntimeError) as error:
         raise BadInput(
-            f"expected the convolutions of torchvision's VGG-16 in {folder} as {VGG_FILE}, found none that can be "
-            f"read ({type(error).__name__}); put the file there."
+            f"{folder} has no readable file {VGG_FILE} with the convolutions of torchvision's VGG-16 "
+            f"({type(error).__name__}). Put the file there."
         ) from error

@@ -20,8 +20,9 @@ def expected_singletons(probabilities: Tensor | Sequence[float], size: int) -> f
     shares = torch.as_tensor(probabilities, dtype=torch.float64)
     if shares.dim() != 1 or not bool((shares >= 0).all()) or not 0 < float(shares.sum()) < torch.inf or size < 0:
         raise ValueError(
-            f"expected numbers of at least 0, one for each class and not all 0, and a size of at least 0, found "
-            f"{len(shares) if shares.dim() else 'no list'} numbers and {size}; give the classes' shares."
+            "probabilities must be finite numbers of at least 0, one for each class and not all 0, and size must be at "
+            f"least 0, but these are {len(shares) if shares.dim() else 'no list of'} numbers and the size is {size}. "
+            "Give the classes' shares."
         )
     shares = shares / shares.sum()
     return float((size * shares * (1 - shares) ** (size - 1)).sum()) if size else 0.0

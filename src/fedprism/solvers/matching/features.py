@@ -99,7 +99,7 @@ def invert_features(
     gradient matching, added to each image's own: then the iterate returned is the best of the batch.
     """
     if len(target) != len(start):
-        raise ValueError(f"expected one target an image, found {len(target)} for {len(start)}; give equally many.")
+        raise ValueError(f"target must hold one entry per image, not {len(target)} for {len(start)} images.")
     target = target.detach().to(start).flatten(1)
     size = target.square().sum(1)
     usable = size.isfinite() & (size > 0)

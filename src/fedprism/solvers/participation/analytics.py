@@ -115,8 +115,8 @@ def read_analytics(windows: Tensor, counts: Tensor, known: Tensor | None, silent
     if bool(too_many.any()):
         user, window = (int(i) for i in too_many.nonzero()[0])
         raise ValueError(
-            f"expected counts no larger than their windows, found user {user} counted {int(counts[user, window])} "
-            f"times in window {window} of {int(lengths[window])} rounds; check the counts."
+            f"no count can be larger than its window, but user {user} counted {int(counts[user, window])} times in "
+            f"window {window} of {int(lengths[window])} rounds. Check the counts."
         )
     fixed = _silenced(windows, least, _known_entries(known, users, silent), silent)
     fixed = _propagated(windows, least, most, fixed)
@@ -141,21 +141,21 @@ def unknown_users(users: int, like: Analytics) -> Analytics:
 def _checked(windows: Tensor, counts: Tensor, rounds: int) -> tuple[Tensor, Tensor]:
     if windows.dim() != 2 or windows.shape[1] != rounds or not bool(((windows == 0) | (windows == 1)).all()):
         raise ValueError(
-            f"expected windows (windows, rounds) of zeros and ones over {rounds} rounds, found shape "
-            f"{tuple(windows.shape)} or other values; give one row a window."
+            f"windows must be a matrix (windows, rounds) of zeros and ones over {rounds} rounds, but it has shape "
+            f"{tuple(windows.shape)} or other values. Give one row per window."
         )
     if counts.dim() != 2 or counts.shape[1] != len(windows):
         raise ValueError(
-            f"expected counts (users, windows) for {len(windows)} windows, found shape {tuple(counts.shape)}; "
-            "give one row a user."
+            f"counts must be a matrix (users, windows) for {len(windows)} windows, but it has shape "
+            f"{tuple(counts.shape)}. Give one row per user."
         )
     counts = counts.to(torch.float64)
     odd = torch.isinf(counts) | (counts < -1) | (torch.isfinite(counts) & (counts != counts.round()))
     if bool(odd.any()):
         user, window = (int(i) for i in odd.nonzero()[0])
         raise ValueError(
-            "expected counts as whole numbers, NaN or -1 where unknown, found "
-            f"{float(counts[user, window]):g} for user {user} in window {window}; correct it."
+            "counts must be whole numbers, or NaN or -1 if unknown, "
+            f"not {float(counts[user, window]):g} for user {user} in window {window}."
         )
     return windows.to(torch.float64), counts
 
@@ -168,8 +168,8 @@ def _known_entries(known: Tensor | None, users: int, silent: Tensor) -> Tensor:
     unknown = torch.isnan(entries) | (entries == -1)
     if entries.shape != (users, len(silent)) or not bool((unknown | (entries == 0) | (entries == 1)).all()):
         raise ValueError(
-            f"expected known participation (rounds, users) = ({len(silent)}, {users}) of 0, 1, -1 and NaN, "
-            f"found shape {tuple(known.shape)} or other values; check it."
+            f"known must be a matrix (rounds, users) of shape ({len(silent)}, {users}) of 0, 1, -1 and NaN, "
+            f"but it has shape {tuple(known.shape)} or other values."
         )
     return torch.where(unknown, -1, entries).to(torch.int64)
 

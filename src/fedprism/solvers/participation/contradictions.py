@@ -44,8 +44,8 @@ def disagreement(user: int, window: int, least: int, most: int) -> str:
     """The sentence about a count that cannot be true together with what else is known."""
     times = str(least) if least == most else f"{least} to {most}"
     return (
-        f"expected counts that agree with each other, found that user {user} cannot have taken part {times} times in "
-        f"window {window}; check this user's counts and what else is known of it."
+        f"counts contradict each other: user {user} cannot have taken part {times} times in window {window}. "
+        "Check this user's counts and what else is known of it."
     )
 
 

@@ -51,19 +51,20 @@ def read_given(
     )
     if (windows is None) != (counts is None):
         raise ValueError(
-            f"expected windows and counts, or neither, found only {'windows' if counts is None else 'counts'}; "
-            "give both, or leave both out."
+            f"windows and counts belong together, but only {'windows' if counts is None else 'counts'} are given. "
+            "Give both, or leave both out."
         )
     if windows is not None and counts is not None and (windows.dim() != 2 or counts.dim() != 2 or not len(counts)):
         raise ValueError(
-            f"expected windows (windows, rounds) and counts (users, windows) of at least one user, found shapes "
-            f"{tuple(windows.shape)} and {tuple(counts.shape)}; give one row a window, and one row a user."
+            "windows must be a matrix (windows, rounds), and counts a matrix (users, windows) of at least one user, "
+            f"but their shapes are {tuple(windows.shape)} and {tuple(counts.shape)}. Give one row per window, and one "
+            "row per user."
         )
     if users is not None and users < 1:
-        raise ValueError(f"expected at least 1 user, found users={users}; leave it out to have it read off the sums.")
+        raise ValueError(f"users must be at least 1, not {users}. Leave it out to have it read off the sums.")
     if count_tolerance < 0 or count_tolerance != int(count_tolerance):
         raise ValueError(
-            f"expected count_tolerance as a whole number of at least 0, found {count_tolerance}; 0 is for exact counts."
+            f"count_tolerance must be a whole number of at least 0, not {count_tolerance}. 0 is for exact counts."
         )
     if cohort_sizes is not None:
         _check_cohorts(cohort_sizes, windows.shape[1] if windows is not None else cohort_sizes.numel())
@@ -75,15 +76,14 @@ def read_given(
 def _check_cohorts(sizes: Tensor, rounds: int) -> None:
     if sizes.shape != (rounds,):
         raise ValueError(
-            f"expected one cohort size per round, found shape {tuple(sizes.shape)} for windows of {rounds} rounds; "
-            "give as many."
+            f"cohort_sizes must hold one size per round, but it has shape {tuple(sizes.shape)} for {rounds} rounds."
         )
     wrong = ~((sizes >= 0) & (sizes == sizes.round()) & torch.isfinite(sizes))
     if bool(wrong.any()):
         broken = int(wrong.nonzero()[0])
         raise ValueError(
-            f"expected each cohort size to be a whole number of at least 0, found {float(sizes[broken]):g} in round "
-            f"{broken}; correct it, or leave them all out."
+            f"each cohort size must be a whole number of at least 0, not {float(sizes[broken]):g} in round {broken}. "
+            "Correct it, or leave them all out."
         )
 
 
@@ -98,7 +98,7 @@ def _with_empty_rounds(known: Tensor | None, cohort_sizes: Tensor, shape: tuple[
     if bool((present > cohort_sizes).any()):
         broken = int((present > cohort_sizes).nonzero()[0])
         raise ValueError(
-            f"expected no more users known to have taken part than the cohort holds, found {int(present[broken])} of "
-            f"{int(cohort_sizes[broken])} in round {broken}; correct either."
+            f"more users are known to have taken part in round {broken} than its cohort holds: "
+            f"{int(present[broken])} of {int(cohort_sizes[broken])}. Correct known or cohort_sizes."
         )
     return torch.where(empty[:, None], 0.0, known) if bool(empty.any()) else known

@@ -145,7 +145,7 @@ class _Reduction:
             import fpylll
         except ImportError as missing:
             raise LatticeUnavailable(
-                'expected the package fpylll for lattice reduction, found none; pip install "fedprism[lattice]" '
+                'fpylll, the package for lattice reduction, is not installed. Run pip install "fedprism[lattice]", '
                 "or leave these columns to the integer programs."
             ) from missing
         self._package: Any = fpylll

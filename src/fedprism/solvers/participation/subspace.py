@@ -148,14 +148,13 @@ def _check_empty_rounds(sums: Sums, sizes: Tensor) -> None:
     """Refuse sizes (rounds,) that do not belong to these sums."""
     if sizes.shape != sums.heard.shape:
         raise ValueError(
-            f"expected one cohort size per round, found {len(sizes)} for sums over {len(sums.heard)} rounds; "
-            "give as many."
+            f"cohort_sizes must hold one size per round, not {len(sizes)} for sums over {len(sums.heard)} rounds."
         )
     wrong = sums.heard & (sizes == 0)
     if bool(wrong.any()):
         raise ValueError(
-            f"expected nothing in rounds of nobody, found a sum in round {int(wrong.nonzero()[0])}, whose cohort size "
-            "is 0; correct it, or leave the round out if it holds nothing but noise."
+            f"round {int(wrong.nonzero()[0])} has a sum, although its cohort size is 0. "
+            "Correct the size, or leave the round out if it holds nothing but noise."
         )
 
 

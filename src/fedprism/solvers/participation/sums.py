@@ -48,11 +48,13 @@ class Sums:
             self._add(sketch, block, rng)
         if sketch is None or not len(sketch):
             missing = "parameters" if sketch is None else "rounds"
-            raise ValueError(f"expected sums (rounds, parameters), found no {missing}; give at least one of each.")
+            raise ValueError(
+                f"sums must have the shape (rounds, parameters), but there are no {missing}. Give at least one of each."
+            )
         if not bool(torch.isfinite(energies).all()):
             broken = int((~torch.isfinite(energies)).nonzero()[0])
             raise ValueError(
-                f"expected finite sums, found NaN or infinity in round {broken}; leave it out or record it again."
+                f"sums must be finite, but there is NaN or infinity in round {broken}. Leave it out or record it again."
             )
         self.sketch, self.lengths = sketch, energies.sqrt()
         self.heard = energies > SILENCE**2 * energies.max()
@@ -126,8 +128,8 @@ def doubled_blocks(aggregates: Any, device: torch.device) -> Iterator[tuple[Tens
         array = isinstance(piece, np.ndarray)
         if not (array or isinstance(piece, Tensor)) or piece.ndim != 2 or len(piece) != (rounds or len(piece)):
             raise ValueError(
-                f"expected sums of shape (rounds, parameters), the same rounds in every block, found "
-                f"{tuple(getattr(piece, 'shape', ()))} {type(piece).__name__}; flatten each round's sum into one row."
+                "sums must have the shape (rounds, parameters), with the same rounds in every block, not "
+                f"{tuple(getattr(piece, 'shape', ()))} ({type(piece).__name__}). Flatten each round's sum into one row."
             )
         rounds = len(piece)
         width = max(1, BLOCK // max(1, rounds))

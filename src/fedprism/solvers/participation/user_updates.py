@@ -52,7 +52,9 @@ def disaggregate(aggregates: Any, matrix: Any) -> Tensor:
     blocks = _checked_blocks(aggregates, device, solver.inverse.shape[1])
     updates = [(solver.inverse @ block).to(dtype) for block, dtype in blocks]
     if not updates:
-        raise ValueError("expected sums (rounds, parameters), found no parameters; give at least one column.")
+        raise ValueError(
+            "sums must have the shape (rounds, parameters), but there are no parameters. Give at least one column."
+        )
     return torch.cat(updates, 1)
 
 
@@ -83,13 +85,13 @@ def _checked_blocks(aggregates: Any, device: torch.device, rounds: int) -> Itera
     for block, dtype in doubled_blocks(aggregates, device):
         if len(block) != rounds:
             raise ValueError(
-                f"expected sums over as many rounds as the matrix has, found {len(block)} and {rounds}; give the same."
+                f"sums and matrix must hold the same rounds, but the sums hold {len(block)} and the matrix {rounds}."
             )
         broken = ~torch.isfinite(block).all(1)
         if bool(broken.any()):
             raise ValueError(
-                f"expected finite sums, found NaN or infinity in round {int(broken.nonzero()[0])}; leave it out of "
-                "both the sums and the matrix."
+                f"sums must be finite, but there is NaN or infinity in round {int(broken.nonzero()[0])}. Leave it out "
+                "of both the sums and the matrix."
             )
         yield block, dtype
 
@@ -105,7 +107,8 @@ class _Solver(NamedTuple):
 def _solver(matrix: Tensor) -> _Solver:
     if matrix.dim() != 2 or not matrix.numel() or not bool(torch.isfinite(matrix).all()):
         raise ValueError(
-            f"expected a finite matrix (rounds, users), found shape {tuple(matrix.shape)} or missing entries; check it."
+            f"matrix (rounds, users) must be finite and not empty, but it has shape {tuple(matrix.shape)} "
+            "or missing entries."
         )
     values, vectors = torch.linalg.eigh(matrix.T @ matrix)
     kept = values > INDEPENDENT * values.max().clamp(min=1e-300)

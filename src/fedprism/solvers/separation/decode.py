@@ -345,18 +345,18 @@ def _unlinked_groups(mapping: Tensor, samples: int) -> int:
 def _check(encodings: Tensor, mapping: Tensor, coefficients: Tensor | None, labels: Tensor | None) -> None:
     if mapping.dim() != 2 or len(mapping) != len(encodings) or len(encodings) == 0:
         raise ValueError(
-            f"expected a mapping of (encodings, k) for {len(encodings)} encodings, found {tuple(mapping.shape)}; "
-            "give the samples in each encoding."
+            f"mapping must have shape (encodings, k) for at least one encoding, not {tuple(mapping.shape)} for "
+            f"{len(encodings)} encodings. Give the samples in each encoding."
         )
     if not bool(torch.isfinite(encodings).all()):
-        raise ValueError("expected finite encodings, found others; leave out the encodings that failed.")
+        raise ValueError("encodings must be finite. Leave out those that are not.")
     if coefficients is not None and coefficients.shape != mapping.shape:
         raise ValueError(
-            f"expected coefficients of shape {tuple(mapping.shape)} as the mapping's, found "
-            f"{tuple(coefficients.shape)}; give one for each sample in each encoding."
+            f"coefficients must have the shape of mapping, {tuple(mapping.shape)}, not {tuple(coefficients.shape)}. "
+            "Give one for each sample in each encoding."
         )
     if coefficients is None and (labels is None or labels.dim() != 2 or len(labels) != len(mapping)):
         raise ValueError(
-            f"expected coefficients, or soft labels (encodings, classes) of {len(mapping)} encodings to estimate them "
-            "from, found neither; give one of them."
+            f"coefficients are needed, or soft labels (encodings, classes) of {len(mapping)} encodings to estimate "
+            "them from. Give one of them."
         )

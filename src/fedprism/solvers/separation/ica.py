@@ -158,7 +158,7 @@ def unmix(
 def usable_mixture(weight_grad: Tensor, bias_grad: Tensor | None, components: int | None) -> Mixture | None:
     """The gradient in few coordinates, less a bias gradient of rounding errors; None where it is zero or not finite."""
     if components is not None and components < 1:
-        raise ValueError(f"expected at least 1 component, found {components}; leave it out to have them counted.")
+        raise ValueError(f"components must be at least 1, not {components}. Leave it out to have them counted.")
     if bias_grad is not None and bool(bias_grad.norm() < LEAST_BIAS * weight_grad.norm()):
         bias_grad = None
     finite = bool(weight_grad.isfinite().all()) and (bias_grad is None or bool(bias_grad.isfinite().all()))
