@@ -20,8 +20,9 @@ demo: $(VENV)/.installed
 	$(BIN)/fedprism demo
 
 # PYTEST has further options, such as PYTEST="-m quality" or PYTEST="tests/solvers --shift-seeds 1000".
+# Each core has a test process of its own, so each of these has one thread.
 test: $(VENV)/.installed
-	$(SETTINGS_$(CPU)) $(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST)
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(SETTINGS_$(CPU)) $(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
